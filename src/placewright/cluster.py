@@ -1,0 +1,357 @@
+"""
+`Cluster`: the devices of a machine, the links between them, and the channels links share.
+
+This module owns the cluster file format (TOML), the presets that ship with the package, and what
+makes a cluster valid.
+
+Letters: ``D`` devices, ``C`` channels.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from placewright import files
+from placewright.errors import InputError
+from placewright.units import parse_bytes, parse_rate, parse_time
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Cluster:
+    """
+    Devices and the links between them.
+
+    Link matrices are indexed ``[source, destination]`` and need not be symmetric; the diagonal
+    is a device copying to itself, which never happens. A transfer occupies every channel of its
+    link; by default those are the source's sending engine and the destination's receiving one.
+
+    Guarantees, checked here: at least one device; names are unique; memory, rates and bandwidths
+    are positive and finite; every link has at least one channel.
+
+    Raises
+    ------
+    InputError
+        One of the guarantees does not hold.
+    """
+
+    name: str
+    description: str  # one line for people
+    source: str  # where the figures come from
+    device_names: tuple[str, ...]  # [D] "cpu", "cuda:0", "host1/cuda:0"
+    device_kinds: tuple[str, ...]  # [D] "cpu", "cuda"
+    device_models: tuple[str, ...]  # [D] "Tesla K40", or ""
+    memory_bytes: NDArray[np.int64]  # [D] what a plan may use
+    flops: tuple[Mapping[str, float], ...]  # [D] peak rate per dtype; "float32" is always there
+    memory_bytes_per_s: NDArray[np.float64]  # [D]
+    launch_s: NDArray[np.float64]  # [D] overhead per op
+    efficiency: tuple[Mapping[str, float], ...]  # [D] by op family; "other" for the rest
+    latency_s: NDArray[np.float64]  # [D, D]
+    bytes_per_s: NDArray[np.float64]  # [D, D] sustained, not the datasheet's peak
+    channel_names: tuple[str, ...]  # [C]
+    link_channels: tuple[tuple[int, ...], ...]  # [D * D] channels of each link, row by row
+
+    def __post_init__(self) -> None:
+        _check(self)
+        for array in vars(self).values():
+            if isinstance(array, np.ndarray):
+                array.flags.writeable = False
+
+    @classmethod
+    def load(cls, path: str | Path) -> Cluster:
+        """
+        Load a cluster file (TOML).
+
+        Raises
+        ------
+        InputError
+            The file cannot be read, is not TOML, or describes no valid cluster.
+        """
+        data = files.read(path, "cluster file")
+        return _parse(data, f"The cluster file `{path}`")
+
+    @classmethod
+    def preset(cls, name: str) -> Cluster:
+        """
+        Load one of the clusters that ship with placewright (see `presets`).
+
+        Raises
+        ------
+        InputError
+            There is no preset of that name.
+        """
+        if name not in cls.presets():
+            raise InputError(
+                f"There is no cluster preset `{name}`. The presets are: {', '.join(cls.presets())}."
+            )
+        data = resources.files("placewright").joinpath("clusters", f"{name}.toml").read_bytes()
+        return _parse(data, f"The cluster preset `{name}`")
+
+    @staticmethod
+    def presets() -> tuple[str, ...]:
+        """List the names of the clusters that ship with placewright."""
+        folder = resources.files("placewright").joinpath("clusters")
+        names = (Path(entry.name) for entry in folder.iterdir())
+        return tuple(sorted(path.stem for path in names if path.suffix == ".toml"))
+
+    @property
+    def num_devices(self) -> int:
+        """Count the devices."""
+        return len(self.device_names)
+
+    @property
+    def fingerprint(self) -> str:
+        """Name the cluster by its devices' names and kinds; a new probe does not change it."""
+        words = repr((self.device_names, self.device_kinds))
+        return hashlib.sha256(b"placewright-cluster-1" + words.encode()).hexdigest()
+
+    def device_index(self, name: str) -> int:
+        """
+        Find a device by its name.
+
+        Raises
+        ------
+        InputError
+            There is no such device.
+        """
+        if name not in self.device_names:
+            raise InputError(
+                f"Cluster `{self.name}` has no device `{name}`. Its devices are:"
+                f" {', '.join(self.device_names)}."
+            )
+        return self.device_names.index(name)
+
+    def __repr__(self) -> str:
+        return f"Cluster({self.name!r}: {', '.join(self.device_names)})"
+
+
+def _check(cluster: Cluster) -> None:
+    if not cluster.device_names:
+        raise InputError(
+            f"Cluster `{cluster.name}` has no devices. Give it at least one `[[device]]`."
+        )
+    for name in cluster.device_names:
+        if cluster.device_names.count(name) > 1:
+            raise InputError(
+                f"Two devices are named `{name}`. Give every device a name of its own."
+            )
+    for field, unit in (("memory_bytes", "bytes of memory"), ("memory_bytes_per_s", "bytes/s")):
+        values = getattr(cluster, field)
+        bad = np.flatnonzero(~(np.isfinite(values) & (values > 0)))
+        if bad.size:
+            raise InputError(
+                f"Device `{cluster.device_names[bad[0]]}` has {values[bad[0]]:g} {unit};"
+                " expected a positive number."
+            )
+    for name, rates, shares in zip(
+        cluster.device_names, cluster.flops, cluster.efficiency, strict=True
+    ):
+        if "float32" not in rates:
+            raise InputError(
+                f"Device `{name}` has no rate for float32, which stands in for dtypes that are"
+                " not listed. Add it to `flops`."
+            )
+        for dtype, rate in rates.items():
+            if not (np.isfinite(rate) and rate > 0):
+                raise InputError(f"Device `{name}` does {rate:g} {dtype} flops/s; expected > 0.")
+        for family, share in shares.items():
+            if not 0 < share <= 1:
+                raise InputError(
+                    f"Device `{name}` has efficiency {share:g} for {family}; expected a number"
+                    " above 0 and at most 1."
+                )
+    _check_links(cluster)
+
+
+def _check_links(cluster: Cluster) -> None:
+    count = cluster.num_devices
+    for source in range(count):
+        for target in range(count):
+            if source == target:
+                continue
+            link = f"from `{cluster.device_names[source]}` to `{cluster.device_names[target]}`"
+            rate, latency = cluster.bytes_per_s[source, target], cluster.latency_s[source, target]
+            if not (np.isfinite(rate) and rate > 0):
+                raise InputError(
+                    f"The link {link} carries {rate:g} bytes/s; expected a positive number. Every"
+                    " pair of devices needs a `bandwidth`, in `[link]` or in a `[[pair]]`."
+                )
+            if not (np.isfinite(latency) and latency >= 0):
+                raise InputError(
+                    f"The link {link} has a latency of {latency:g} s; expected a number that is"
+                    " not negative, in `[link]` or in a `[[pair]]`."
+                )
+            if not cluster.link_channels[source * count + target]:
+                raise InputError(f"The link {link} has no channel. Name at least one.")
+
+
+class _Device(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    kind: str
+    memory: float | str
+    flops: dict[str, float]
+    memory_bandwidth: float | str
+    name: str | None = None
+    names: list[str] | None = None
+    model: str = ""
+    launch: float | str = 0.0
+    efficiency: float | dict[str, float] = 1.0
+
+
+class _Link(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    latency: float | str | None = None
+    bandwidth: float | str | None = None
+    channels: list[str] | None = None
+
+
+class _Pair(_Link, rename={"from_": "from"}, kw_only=True):
+    between: list[str] | None = None
+    from_: str | None = None
+    to: str | None = None
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    name: str
+    description: str = ""
+    source: str = ""
+    device: list[_Device] = []
+    link: _Link = msgspec.field(default_factory=_Link)
+    pair: list[_Pair] = []
+
+
+def _parse(data: bytes, what: str) -> Cluster:
+    try:
+        file = msgspec.convert(tomllib.loads(data.decode()), type=_File)
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{what} is not TOML: {error}.") from None
+    except msgspec.ValidationError as error:
+        raise InputError(f"{what} is wrong: {str(error)[:1].lower()}{str(error)[1:]}.") from None
+    try:
+        return _build(file)
+    except InputError as error:
+        raise InputError(f"{what} is wrong: {error}") from None
+
+
+def _build(file: _File) -> Cluster:
+    devices: list[tuple[str, _Device]] = []
+    for device in file.device:
+        if (device.name is None) == (device.names is None):
+            raise InputError(
+                f"A `[[device]]` of kind `{device.kind}` needs either `name`, or `names` for"
+                " several that are alike."
+            )
+        devices += [(name, device) for name in device.names or [device.name or ""]]
+    names = tuple(name for name, _ in devices)
+    links = _Links(names)
+    links.apply("[link]", file.link, [*range(len(names))], [*range(len(names))])
+    for pair in file.pair:
+        _apply_pair(links, pair)
+    return Cluster(
+        name=file.name,
+        description=file.description,
+        source=file.source,
+        device_names=names,
+        device_kinds=tuple(device.kind for _, device in devices),
+        device_models=tuple(device.model for _, device in devices),
+        memory_bytes=np.array(
+            [parse_bytes(device.memory, f"`memory` of `{name}`") for name, device in devices],
+            dtype=np.int64,
+        ),
+        flops=tuple(device.flops for _, device in devices),
+        memory_bytes_per_s=np.array(
+            [
+                parse_rate(device.memory_bandwidth, f"`memory_bandwidth` of `{name}`")
+                for name, device in devices
+            ],
+            dtype=np.float64,
+        ),
+        launch_s=np.array(
+            [parse_time(device.launch, f"`launch` of `{name}`") for name, device in devices],
+            dtype=np.float64,
+        ),
+        efficiency=tuple(
+            {"other": device.efficiency}
+            if isinstance(device.efficiency, float)
+            else device.efficiency
+            for _, device in devices
+        ),
+        latency_s=links.latency_s,
+        bytes_per_s=links.bytes_per_s,
+        channel_names=tuple(links.channel_at),
+        link_channels=tuple(links.channels),
+    )
+
+
+class _Links:
+    """Link matrices while a file's entries are applied one after the other."""
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        count = len(names)
+        self.names = names
+        self.latency_s = np.zeros((count, count))
+        self.bytes_per_s = np.zeros((count, count))
+        self.channel_at = {
+            f"{name} {way}": k * count + d
+            for k, way in enumerate(("out", "in"))
+            for d, name in enumerate(names)
+        }
+        self.channels: list[tuple[int, ...]] = [
+            (source, count + target) for source in range(count) for target in range(count)
+        ]
+
+    def apply(self, where: str, link: _Link, sources: list[int], targets: list[int]) -> None:
+        """Set what `link` gives on every link from `sources` to `targets`."""
+        channels: tuple[int, ...] | None = None
+        if link.channels is not None:
+            for name in link.channels:
+                self.channel_at.setdefault(name, len(self.channel_at))
+            channels = tuple(dict.fromkeys(self.channel_at[name] for name in link.channels))
+        for source in sources:
+            for target in targets:
+                if source == target:
+                    continue
+                if link.latency is not None:
+                    self.latency_s[source, target] = parse_time(
+                        link.latency, f"`latency` in {where}"
+                    )
+                if link.bandwidth is not None:
+                    self.bytes_per_s[source, target] = parse_rate(
+                        link.bandwidth, f"`bandwidth` in {where}"
+                    )
+                if channels is not None:
+                    self.channels[source * len(self.names) + target] = channels
+
+    def match(self, pattern: str) -> list[int]:
+        """Find the devices that a name or a glob such as ``"host0/*"`` stands for."""
+        found = [d for d, name in enumerate(self.names) if fnmatch.fnmatchcase(name, pattern)]
+        if not found:
+            raise InputError(
+                f"`{pattern}` in a `[[pair]]` matches no device. The devices are:"
+                f" {', '.join(self.names)}."
+            )
+        return found
+
+
+def _apply_pair(links: _Links, pair: _Pair) -> None:
+    if pair.between is not None and pair.from_ is None and pair.to is None:
+        if len(pair.between) != 2:
+            raise InputError(
+                f"`between` names {len(pair.between)} devices; expected two, as in"
+                ' `between = ["cuda:0", "cuda:1"]`.'
+            )
+        left, right = (links.match(pattern) for pattern in pair.between)
+        links.apply(f"the pair {pair.between}", pair, left, right)
+        links.apply(f"the pair {pair.between}", pair, right, left)
+    elif pair.between is None and pair.from_ is not None and pair.to is not None:
+        where = f"the pair from {pair.from_!r} to {pair.to!r}"
+        links.apply(where, pair, links.match(pair.from_), links.match(pair.to))
+    else:
+        raise InputError("A `[[pair]]` needs either `between`, or both `from` and `to`.")
