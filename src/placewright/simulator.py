@@ -1,0 +1,397 @@
+"""
+`simulate` and `simulate_many`: problems and placements in, timelines and times out.
+
+This module owns the arrays that the compiled kernel works on: it lays a `Problem` out for it once,
+keeps work space to use again, and turns what the kernel wrote into a `Timeline`.
+
+Letters: ``N`` ops, ``T`` tensors, ``U`` uses, ``D`` devices, ``B`` placements.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from placewright import _kernel
+from placewright.costs import PS_PER_S
+from placewright.errors import InputError
+from placewright.graph import FloatArray, Graph, IdArray, IntArray
+from placewright.problem import Candidate, Discipline, Problem, Triggers
+from placewright.timeline import Timeline, Transfers
+
+
+def simulate(
+    problem: Problem,
+    placement: ArrayLike | Candidate,
+    discipline: Discipline = "fifo",
+    priorities: ArrayLike | None = None,
+    triggers: Triggers | None = None,
+) -> Timeline:
+    """
+    Simulate one step and tell everything that happens in it.
+
+    Parameters
+    ----------
+    problem
+        What to run, where, at which costs.
+    placement
+        The device of every op ([N]), or a whole `Candidate` instead of all that follows.
+    discipline
+        Which ready op a device takes first: ``fifo`` the one made ready first, ``program`` the
+        lowest, ``priority`` the one of highest priority.
+    priorities
+        One number an op, for ``priority``.
+    triggers
+        When persistent tensors that live elsewhere are requested, by (tensor, device); those not
+        named keep their default (see `default_triggers`).
+
+    Returns
+    -------
+    Timeline
+        Infeasible candidates get one too; ask `Timeline.is_feasible`.
+
+    Raises
+    ------
+    InputError
+        The candidate does not fit the problem (see `Problem.check`).
+    """
+    if not isinstance(placement, Candidate):
+        placement = Candidate(placement, discipline, priorities, triggers)
+    candidate = problem.check(placement)
+    layout = _layout_of(problem)
+    log = layout.log()
+    makespan_ps = np.zeros(1, dtype=np.int64)
+    peak_bytes = np.zeros((1, problem.num_devices), dtype=np.int64)
+    with layout.work() as work:
+        _kernel.run_many(
+            layout.fixed,
+            work,
+            _orders(problem, candidate.discipline, candidate.priorities),
+            _trigger_arrays(candidate.triggers or {}),
+            log,
+            candidate.placement[np.newaxis],
+            makespan_ps,
+            peak_bytes,
+        )
+        return _timeline(problem, candidate, int(makespan_ps[0]), peak_bytes[0], work, log)
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """The results of `simulate_many`."""
+
+    makespan_s: FloatArray  # [B]
+    overflow_bytes: IntArray  # [B]
+    peak_bytes: IntArray  # [B, D]
+
+
+def simulate_many(
+    problem: Problem,
+    placements: ArrayLike,
+    discipline: Discipline = "fifo",
+    priorities: ArrayLike | None = None,
+    num_threads: int | None = None,
+) -> Batch:
+    """
+    Simulate many placements on all cores, telling only times and memory.
+
+    Parameters
+    ----------
+    problem
+        What to run, where, at which costs.
+    placements
+        The device of every op, a row a placement ([B, N]).
+    discipline
+        As for `simulate`.
+    priorities
+        For ``priority``: one number an op ([N]), or a row a placement ([B, N]).
+    num_threads
+        How many to use; all cores this process may use if not given. The results do not depend
+        on it.
+
+    Raises
+    ------
+    InputError
+        A placement does not fit the problem (see `Problem.check`).
+    """
+    rows = problem.check_placements(placements)
+    if rows.ndim != 2:
+        raise InputError(f"`placements` has shape {rows.shape}; expected (B, {problem.num_ops}).")
+    if (priorities is not None) != (discipline == "priority"):
+        raise InputError("`priorities` go with the discipline 'priority', and it needs them.")
+    count = len(rows)
+    order = None if priorities is None else problem.check_priorities(priorities)
+    if order is not None and order.ndim == 2 and len(order) != count:
+        raise InputError(f"`priorities` has {len(order)} rows for {count} placements.")
+    layout = _layout_of(problem)
+    makespan_ps = np.zeros(count, dtype=np.int64)
+    peak_bytes = np.zeros((count, problem.num_devices), dtype=np.int64)
+    threads = min(num_threads or len(os.sched_getaffinity(0)), max(count, 1))
+
+    def run(part: slice) -> None:
+        each = order[part] if order is not None and order.ndim == 2 else order
+        with layout.work() as work:
+            _kernel.run_many(
+                layout.fixed,
+                work,
+                _orders(problem, discipline, each),
+                _trigger_arrays({}),
+                _NO_LOG,
+                rows[part],
+                makespan_ps[part],
+                peak_bytes[part],
+            )
+
+    # Several parts a thread even out rows that take longer; few enough to keep a call's cost small.
+    size = max(1, -(-count // (4 * threads)))
+    parts = [slice(begin, begin + size) for begin in range(0, count, size)]
+    if threads == 1:
+        for part in parts:
+            run(part)
+    else:
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(run, parts))
+    over = np.maximum(peak_bytes - problem.cluster.memory_bytes, 0).sum(axis=1)
+    return Batch(makespan_ps / PS_PER_S, over, peak_bytes)
+
+
+def default_triggers(
+    problem: Problem, placement: ArrayLike, window_bytes: int | None = None
+) -> dict[tuple[int, int], int]:
+    """
+    Choose when each persistent tensor that is read on another device is requested.
+
+    A device's fetches are taken in the order of their first readers. Each is requested at the end
+    of the lowest op there (or at time 0), not before the fetch ahead of it, from which on its
+    bytes and those of the earlier fetches still to be read are at most `window_bytes`; if there is
+    none, at the end of the op before its first reader.
+
+    Parameters
+    ----------
+    problem, placement
+        What is placed, and where.
+    window_bytes
+        The memory for fetches on each device; twice its largest fetch (double buffering) if not
+        given.
+
+    Returns
+    -------
+    dict
+        (tensor, device) -> op, or -1 for time 0.
+    """
+    checked = problem.check(placement)
+    layout = _layout_of(problem)
+    with layout.work() as work:
+        window = -1 if window_bytes is None else window_bytes
+        _kernel.default_triggers(layout.fixed, work, checked.placement, window)
+        return _triggers_of(work)
+
+
+def _triggers_of(work: _kernel.Work) -> dict[tuple[int, int], int]:
+    fetch = work.fetch[: int(work.clock[0]["fetches"])]
+    pairs = zip(fetch["tensor"].tolist(), fetch["device"].tolist(), strict=True)
+    return dict(zip(pairs, fetch["trigger"].tolist(), strict=True))
+
+
+def _trigger_arrays(triggers: Triggers) -> _kernel.Triggers:
+    pairs = np.array(list(triggers), dtype=np.int32).reshape(-1, 2)
+    ops = np.array(list(triggers.values()), dtype=np.int32)
+    return _kernel.Triggers(pairs[:, 0].copy(), pairs[:, 1].copy(), ops)
+
+
+_NO_LOG = _kernel.Log(
+    np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64), np.empty(0, dtype=_kernel.LEVEL)
+)
+
+
+def _orders(
+    problem: Problem, discipline: Discipline, priorities: NDArray[np.float64] | None
+) -> _kernel.Order:
+    """Rank the ops: by index for `program`, by falling priority and then index for `priority`."""
+    if discipline == "fifo":
+        return _kernel.Order(*np.empty((2, 1, 0), dtype=np.int32))
+    if priorities is None:
+        identity = np.arange(problem.num_ops, dtype=np.int32)[np.newaxis]
+        return _kernel.Order(identity, identity)
+    op_at = np.argsort(-np.atleast_2d(priorities), axis=1, kind="stable").astype(np.int32)
+    rank = np.empty_like(op_at)
+    np.put_along_axis(rank, op_at, np.arange(problem.num_ops, dtype=np.int32)[np.newaxis], axis=1)
+    return _kernel.Order(rank, op_at)
+
+
+class _Layout:
+    """A problem as the kernel wants it, and work space that is used again."""
+
+    def __init__(self, problem: Problem) -> None:
+        graph = problem.graph
+        link, link_channel, num_queues = _links(problem)
+        self.sizes = graph.num_ops, graph.num_tensors, graph.num_uses, problem.num_devices
+        self.num_queues = num_queues
+        self.num_channels = len(problem.cluster.channel_names)
+        self.fixed = _fixed(problem, link, link_channel)
+        self._spare: list[_kernel.Work] = []
+
+    @contextmanager
+    def work(self) -> Iterator[_kernel.Work]:
+        """Lend work space to one thread."""
+        try:
+            work = self._spare.pop()
+        except IndexError:
+            work = self._new_work()
+        yield work
+        self._spare.append(work)
+
+    def _new_work(self) -> _kernel.Work:
+        num_ops, num_tensors, num_uses, num_devices = self.sizes
+        num_residents = int((self.fixed.tensor["resident"] >= 0).sum())
+        num_fetches = len(self.fixed.resident_use)
+        return _kernel.Work(
+            op=np.empty(num_ops, dtype=_kernel.OP),
+            device=np.empty(num_devices, dtype=_kernel.DEVICE),
+            queue=np.empty(self.num_queues, dtype=_kernel.QUEUE),
+            channel=np.empty(self.num_channels, dtype=_kernel.CHANNEL),
+            transfer=np.empty(num_uses, dtype=_kernel.TRANSFER),
+            ready=np.empty(num_ops + num_devices, dtype=np.int32),
+            readers=np.empty(num_tensors * num_devices, dtype=np.int32),
+            owner=np.empty(num_tensors, dtype=np.int32),
+            fetch=np.empty(num_fetches, dtype=_kernel.FETCH),
+            fetch_at=np.empty(num_residents * num_devices, dtype=np.int32),
+            first_fetch=np.empty(num_ops, dtype=np.int32),
+            stream=np.empty(num_devices, dtype=_kernel.STREAM),
+            stream_heap=np.empty(num_fetches, dtype=np.int64),
+            clock=np.zeros(1, dtype=_kernel.CLOCK),
+        )
+
+    def log(self) -> _kernel.Log:
+        """Make room for a recorded run."""
+        num_ops, _, num_uses, num_devices = self.sizes
+        return _kernel.Log(
+            op_start=np.zeros(num_ops, dtype=np.int64),
+            op_round=np.zeros(num_ops, dtype=np.int64),
+            level=np.empty(2 * num_ops + 3 * num_uses + num_devices, dtype=_kernel.LEVEL),
+        )
+
+
+_layouts: weakref.WeakKeyDictionary[Problem, _Layout] = weakref.WeakKeyDictionary()
+
+
+def _layout_of(problem: Problem) -> _Layout:
+    layout = _layouts.get(problem)
+    if layout is None:
+        layout = _layouts[problem] = _Layout(problem)
+    return layout
+
+
+def _fixed(problem: Problem, link: NDArray[Any], link_channel: IdArray) -> _kernel.Fixed:
+    graph = problem.graph
+    edges = np.empty(graph.num_ops + 1, dtype=_kernel.EDGES)
+    edges["outputs"] = graph.op_outputs
+    edges["inputs"] = graph.op_inputs
+    input_of = np.ascontiguousarray(graph.use_tensor[graph.input_order])
+    reads_resident = graph.tensor_is_resident[input_of]
+    num_inputs = np.diff(graph.op_inputs)
+    num_inputs[graph.op_is_resident] = -1  # never queues
+    is_taken = ~graph.tensor_is_resident & (graph.tensor_base < 0)
+    taken = graph.op_workspace_bytes.copy()
+    np.add.at(taken, graph.tensor_op[is_taken], graph.tensor_bytes[is_taken])
+    return _kernel.Fixed(
+        edges=edges,
+        tensor=_tensors(graph),
+        use=np.ascontiguousarray(graph.use_op),
+        input_of=input_of,
+        op_ps=np.ascontiguousarray(problem.costs.op_ps).reshape(-1),
+        op_take=taken,
+        op_workspace=np.ascontiguousarray(graph.op_workspace_bytes),
+        num_inputs=num_inputs.astype(np.int32),
+        resident_op=np.flatnonzero(graph.op_is_resident).astype(np.int32),
+        alias=np.flatnonzero(graph.tensor_base >= 0).astype(np.int32),
+        resident_use=np.ascontiguousarray(graph.use_op[graph.input_order][reads_resident]),
+        resident_tensor=np.ascontiguousarray(input_of[reads_resident]),
+        link=link,
+        link_channel=link_channel,
+    )
+
+
+def _tensors(graph: Graph) -> NDArray[Any]:
+    tensor = np.zeros(graph.num_tensors + 1, dtype=_kernel.TENSOR)
+    tensor["uses"] = graph.tensor_uses
+    tensor["bytes"][:-1] = graph.tensor_bytes
+    tensor["maker"][:-1] = graph.tensor_op
+    tensor["base"][:-1] = graph.tensor_base
+    tensor["keep"][:-1] = graph.tensor_keep
+    resident = graph.tensor_is_resident
+    tensor["resident"] = -1
+    tensor["resident"][:-1][resident] = np.arange(resident.sum())
+    return tensor
+
+
+def _links(problem: Problem) -> tuple[NDArray[Any], IdArray, int]:
+    """Lay the links out: their times, channels, and the queue in which their transfers wait."""
+    cluster = problem.cluster
+    count = problem.num_devices**2
+    rate = np.where(cluster.bytes_per_s > 0, cluster.bytes_per_s, 1.0).reshape(-1)
+    link = np.zeros(count + 1, dtype=_kernel.LINK)
+    link["latency_ps"][:-1] = cluster.latency_s.reshape(-1) * PS_PER_S
+    link["ps_per_byte"][:-1] = PS_PER_S / rate
+    link["control_ps"][:-1] = np.rint(link["latency_ps"][:-1])
+    link["channels"] = np.cumsum([0, *(len(channels) for channels in cluster.link_channels)])
+    channels = np.array([c for cs in cluster.link_channels for c in cs], dtype=np.int32)
+    # A queue's transfers end in the order in which they were requested: so it is with those that
+    # share a first channel, and with zero-byte ones that take equally long.
+    first = [channels[0] for channels in cluster.link_channels]
+    firsts, link["queue"][:-1] = np.unique(first, return_inverse=True)
+    delays, at = np.unique(link["control_ps"][:-1], return_inverse=True)
+    link["control_queue"][:-1] = len(firsts) + at
+    return link, channels, len(firsts) + len(delays)
+
+
+def _timeline(
+    problem: Problem,
+    candidate: Candidate,
+    makespan_ps: int,
+    peak_bytes: IntArray,
+    work: _kernel.Work,
+    log: _kernel.Log,
+) -> Timeline:
+    graph = problem.graph
+    transfer = work.transfer[: int(work.clock[0]["transfers"])]
+    level = log.level[: int(work.clock[0]["levels"])]
+    tensor = transfer["tensor"].copy()
+    source = candidate.placement[graph.tensor_op[tensor]]
+    op_ps = problem.costs.op_ps[np.arange(problem.num_ops), candidate.placement]
+    ops = np.flatnonzero(~graph.op_is_resident)
+    # In a round transfers start before ops, transfers by number and ops by device.
+    rounds = np.concatenate([log.op_round[ops], transfer["round"]])
+    is_op = np.arange(len(rounds)) < len(ops)
+    within = np.concatenate([candidate.placement[ops], np.arange(len(transfer))])
+    started = np.concatenate([ops, problem.num_ops + np.arange(len(transfer))])
+    streams = graph.tensor_is_resident[tensor].any()
+    return Timeline(
+        problem=problem,
+        candidate=candidate,
+        makespan_ps=makespan_ps,
+        peak_bytes=peak_bytes,
+        op_start_ps=log.op_start,
+        op_end_ps=log.op_start + np.where(graph.op_is_resident, 0, op_ps),
+        transfers=Transfers(
+            tensor=tensor,
+            source=source,
+            target=transfer["device"].copy(),
+            start_ps=transfer["start"].copy(),
+            end_ps=transfer["end"].copy(),
+            blocker=transfer["blocker"].copy(),
+        ),
+        triggers=_triggers_of(work) if streams else {},
+        sequence=started[np.lexsort((within, is_op, rounds))],
+        level_ps=level["time"].copy(),
+        level_device=level["device"].copy(),
+        level_bytes=level["bytes"].copy(),
+    )
