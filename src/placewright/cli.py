@@ -1,0 +1,314 @@
+"""
+The command line: one function a subcommand, no logic.
+
+Exit codes: 0 fine, 1 the placement does not fit memory, 2 the input is wrong. With ``--json`` the
+result, and nothing else, goes to standard output; words for people go to standard error.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Optional
+
+import typer
+
+if TYPE_CHECKING:
+    from placewright.problem import Candidate, Problem
+    from placewright.timeline import Timeline
+
+app = typer.Typer(
+    name="placewright",
+    help="""Decide which device runs which operation of a neural network, and see how good that is.
+
+    Start with `placewright list models` and `placewright list clusters`, then look at one:
+    `placewright inspect gpt2-small --cluster k40x4`.""",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+)
+
+ModelArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="A model's name (see `placewright list models`) or a `.graph.json` file.",
+        show_default=False,
+    ),
+]
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Print the result as JSON, for other programs to read.")
+]
+
+
+class Discipline(str, Enum):
+    """The orders that can be chosen here; `priority` needs a plan that has priorities."""
+
+    fifo = "fifo"
+    program = "program"
+
+
+class Listing(str, Enum):
+    """What can be listed."""
+
+    models = "models"
+    clusters = "clusters"
+
+
+@app.command()
+def simulate(
+    model: ModelArgument,
+    cluster: Annotated[
+        str,
+        typer.Option(
+            help="A cluster's name (see `placewright list clusters`) or a `.toml` file.",
+            show_default=False,
+        ),
+    ],
+    plan: Annotated[
+        Optional[Path],
+        typer.Option(
+            help="A plan, or a placement: a JSON list of device names, one an op in file order,"
+            " or an object from op names to device names.",
+            show_default=False,
+        ),
+    ] = None,
+    on: Annotated[
+        Optional[str],
+        typer.Option(
+            metavar="DEVICE", help="Put every op on this device instead.", show_default=False
+        ),
+    ] = None,
+    discipline: Annotated[
+        Optional[Discipline],
+        typer.Option(
+            help="Which ready op a device takes: the one made ready first (fifo), or the lowest in"
+            " the graph (program). A plan brings its own.  [default: fifo]",
+            show_default=False,
+        ),
+    ] = None,
+    trace: Annotated[
+        Optional[Path],
+        typer.Option(
+            help="Write the timeline as a Chrome trace, to open at ui.perfetto.dev.",
+            show_default=False,
+        ),
+    ] = None,
+    save: Annotated[
+        Optional[Path],
+        typer.Option(help="Write the placement as a plan file.", show_default=False),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """
+    Simulate one step of a model under a placement.
+
+    Says how long the step takes, how near that is to the proven lower bound, how busy each device
+    and channel is, whether memory suffices, and which chain of ops and transfers makes the step as
+    long as it is.
+
+    Everything on one GPU:  `placewright simulate gpt2-small --cluster k40x4 --on cuda:0`
+    """
+    with _user_errors():
+        from placewright.bounds import lower_bounds
+        from placewright.load import load_cluster, load_model
+        from placewright.plan import Plan
+        from placewright.problem import Problem
+        from placewright.trace import save_trace
+
+        problem = Problem(load_model(model), load_cluster(cluster))
+        name, candidate = _candidate(problem, plan, on, discipline)
+        timeline = _simulate(problem, candidate)
+        bounds = lower_bounds(problem)
+        if trace is not None:
+            save_trace(timeline, trace)
+        if save is not None:
+            Plan.of(timeline, name, lower_bound_s=bounds.best_s, placer="given").save(save)
+        if as_json:
+            _print_json(_describe(timeline) | {"lower_bound_s": bounds.best_s, "name": name})
+        else:
+            from placewright.report.terminal import show_timeline
+
+            _print(show_timeline(timeline, bounds, name))
+            for path, what in ((trace, "timeline"), (save, "plan")):
+                if path is not None:
+                    _print(f"The {what} is in {path}.")
+    raise typer.Exit(0 if timeline.is_feasible else 1)
+
+
+@app.command()
+def inspect(
+    model: ModelArgument,
+    cluster: Annotated[
+        Optional[str],
+        typer.Option(
+            help="Also show what each device of this cluster would do by itself, and the lower"
+            " bounds on any placement's step time.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """
+    Look at a model: its ops, flops and memory, and with a cluster what bounds its step time.
+
+    `placewright inspect gpt2-small --cluster laptop`
+    """
+    with _user_errors():
+        from placewright.bounds import lower_bounds
+        from placewright.load import load_cluster, load_model
+        from placewright.problem import Problem
+        from placewright.report.terminal import show_graph, show_single_devices
+
+        graph = load_model(model)
+        facts: dict[str, Any] = {
+            "name": graph.name,
+            "num_ops": graph.num_ops,
+            "num_tensors": graph.num_tensors,
+            "num_uses": graph.num_uses,
+            "flops": float(graph.op_flops.sum()),
+            "persistent_bytes": int(graph.tensor_bytes[graph.tensor_persistent].sum()),
+            "fingerprint": graph.fingerprint,
+        }
+        shown = [show_graph(graph)]
+        if cluster is not None:
+            problem = Problem(graph, load_cluster(cluster))
+            alone = [
+                (name, _simulate_alone(problem, d))
+                for d, name in enumerate(problem.cluster.device_names)
+            ]
+            bounds = lower_bounds(problem)
+            facts["lower_bound_s"] = bounds.best_s
+            facts["alone"] = {name: line and _describe(line) for name, line in alone}
+            shown.append(show_single_devices(alone, bounds, problem.cluster))
+        if as_json:
+            _print_json(facts)
+        else:
+            for part in shown:
+                _print(part)
+
+
+@app.command("list")
+def list_(
+    what: Annotated[Listing, typer.Argument(help="`models` or `clusters`.", show_default=False)],
+    as_json: JsonOption = False,
+) -> None:
+    """
+    List what ships with placewright.
+
+    `placewright list clusters`
+    """
+    with _user_errors():
+        from placewright.cluster import Cluster
+        from placewright.load import load_model, model_names
+        from placewright.report.terminal import show_clusters, show_models
+
+        if what is Listing.models:
+            names = model_names()
+            shown = show_models([(name, load_model(name)) for name in names])
+        else:
+            names = Cluster.presets()
+            shown = show_clusters([Cluster.preset(name) for name in names])
+        if as_json:
+            _print_json(list(names))
+        else:
+            _print(shown)
+
+
+def _candidate(
+    problem: Problem, plan: Path | None, on: str | None, discipline: Discipline | None
+) -> tuple[str, Candidate]:
+    """Find the candidate that the options name, and a name for it."""
+    from placewright.errors import InputError
+    from placewright.plan import Plan, is_plan_file, load_placement
+    from placewright.problem import Candidate
+
+    if (plan is None) == (on is None):
+        raise InputError("Say where ops run: with either `--plan FILE` or `--on DEVICE`.")
+    order: Any = (discipline or Discipline.fifo).value
+    if on is not None:
+        placement = [problem.cluster.device_index(on)] * problem.num_ops
+        return f"everything on {on}", Candidate(placement, order)
+    assert plan is not None
+    if not is_plan_file(plan):
+        return f"placement {plan.name}", Candidate(load_placement(problem, plan), order)
+    if discipline is not None:
+        raise InputError(f"`{plan}` is a plan, which brings its own order; drop `--discipline`.")
+    loaded = Plan.load(plan)
+    return f"plan {loaded.name}", loaded.candidate(problem)
+
+
+def _simulate(problem: Problem, candidate: Candidate) -> Timeline:
+    with _says_after(1.0, "Compiling the simulator, once for this machine (about ten seconds)..."):
+        from placewright.simulator import simulate as run
+
+        return run(problem, candidate)
+
+
+def _simulate_alone(problem: Problem, device: int) -> Timeline | None:
+    from placewright.problem import Candidate
+
+    if not problem.allowed[:, device].all():
+        return None
+    return _simulate(problem, Candidate([device] * problem.num_ops))
+
+
+def _describe(timeline: Timeline) -> dict[str, Any]:
+    names = timeline.problem.cluster.device_names
+    return {
+        "makespan_s": timeline.makespan_s,
+        "is_feasible": timeline.is_feasible,
+        "overflow_bytes": timeline.overflow_bytes,
+        "peak_bytes": dict(zip(names, timeline.peak_bytes.tolist(), strict=True)),
+        "device_utilisation": dict(zip(names, timeline.device_utilisation.tolist(), strict=True)),
+        "num_transfers": len(timeline.transfers),
+        "moved_bytes": timeline.moved_bytes,
+    }
+
+
+@contextmanager
+def _says_after(seconds: float, words: str) -> Iterator[None]:
+    """Say `words` if what is inside takes longer than `seconds`."""
+    timer = threading.Timer(seconds, lambda: print(words, file=sys.stderr, flush=True))
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+@contextmanager
+def _user_errors() -> Iterator[None]:
+    """Turn a wrong input into one sentence and exit code 2."""
+    from placewright.errors import InputError
+
+    try:
+        yield
+    except InputError as error:
+        typer.echo(f"placewright: {error}", err=True)
+        raise typer.Exit(2) from None
+
+
+def _print(what: Any) -> None:
+    from rich.console import Console
+
+    Console(highlight=False).print(what)
+
+
+def _print_json(what: Any) -> None:
+    print(json.dumps(what, indent=1))
+
+
+def main() -> None:
+    """Run the command line."""
+    app()
+
+
+if __name__ == "__main__":
+    main()
