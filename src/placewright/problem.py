@@ -162,9 +162,14 @@ class Problem:
                 f" to {self.num_devices - 1}."
             )
         array = np.ascontiguousarray(array, dtype=np.int32)
-        for rows in array.reshape(-1, self.num_ops):
-            _check_row(self, rows)
+        if self._is_constrained:
+            for row in array.reshape(-1, self.num_ops):
+                _check_row(self, row)
         return array
+
+    @cached_property
+    def _is_constrained(self) -> bool:
+        return not self.allowed.all() or len(self.colocation_members) > 0
 
     def check_priorities(self, priorities: ArrayLike) -> NDArray[np.float64]:
         """Check priorities of any number of leading dimensions; the last one is the ops'."""

@@ -1,0 +1,1 @@
+"""Measured figures, each beside what was asked for. Run with ``make bench``."""
