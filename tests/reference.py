@@ -65,6 +65,11 @@ class Reference:
         self.resident_ops = {
             i for i in self.ops if any(graph.tensor_persistent[t] for t in self.outputs[i])
         }
+        self.readers_by_device = {}
+        for t, readers in self.readers.items():
+            for i in readers:
+                self.readers_by_device.setdefault((t, self.placement[i]), []).append(i)
+        self.fetches = [self.find_fetches(device) for device in range(self.num_devices)]
         self.result = Result()
         self.result.triggers = self.default_triggers() | dict(triggers or {})
 
@@ -79,9 +84,9 @@ class Reference:
         )
 
     def readers_on(self, t, device):
-        return [i for i in self.readers[t] if self.placement[i] == device]
+        return self.readers_by_device.get((t, device), [])
 
-    def fetches_of(self, device):
+    def find_fetches(self, device):
         """(first reader, tensor) of everything fetched to a device, in that order."""
         return sorted(
             (self.readers_on(t, device)[0], t)
@@ -92,7 +97,7 @@ class Reference:
     def default_triggers(self, window=None):
         triggers = {}
         for device in range(self.num_devices):
-            fetches = self.fetches_of(device)
+            fetches = self.fetches[device]
             if not fetches:
                 continue
             size = {t: int(self.graph.tensor_bytes[t]) for _, t in fetches}
@@ -154,6 +159,7 @@ class Reference:
                 self.channel_free[c] = end
         transfer = Transfer(len(self.result.transfers), t, source, target, start, end)
         self.result.transfers.append(transfer)
+        self.under_way.append(transfer)
         copy = Block(target, size, {("reader", i, t) for i in self.readers_on(t, target)})
         self.blocks[t, target] = copy
         self.block_of(t, source).holders.add(("transfer", transfer.number))
@@ -183,7 +189,7 @@ class Reference:
         for t in self.outputs[i]:
             if self.graph.tensor_base[t] < 0 and i not in self.resident_ops:
                 self.drop(self.blocks[t, device], "running")
-        for _, t in self.fetches_of(device):
+        for _, t in self.fetches[device]:
             if self.result.triggers[t, device] == i:
                 self.request(t, device)
         for t in self.inputs[i]:
@@ -226,6 +232,7 @@ class Reference:
         result.peak = [0] * self.num_devices
         result.levels = [{} for _ in range(self.num_devices)]
         self.blocks, self.workspaces, self.channel_free = {}, {}, {}
+        self.under_way = []  # transfers requested and not over
         self.running = [None] * self.num_devices
         self.ready = [[] for _ in range(self.num_devices)]
         self.missing = {i: set(self.inputs[i]) for i in self.ops}
@@ -245,7 +252,7 @@ class Reference:
         at_zero = [
             (first, t, device)
             for device in range(self.num_devices)
-            for first, t in self.fetches_of(device)
+            for first, t in self.fetches[device]
             if result.triggers[t, device] == -1
         ]
         for _, t, device in sorted(at_zero):
@@ -256,8 +263,8 @@ class Reference:
             for device in range(self.num_devices):
                 result.levels[device][self.now] = self.memory[device]
             later = [result.op_end[i] for i in self.running if i is not None]
-            later += [x.end for x in result.transfers if not x.has_ended]
-            later += [x.start for x in result.transfers if not x.has_started]
+            later += [x.end for x in self.under_way]
+            later += [x.start for x in self.under_way if not x.has_started]
             if not later:
                 break
             self.now = min(later)
@@ -273,14 +280,15 @@ class Reference:
         for i in sorted(ending):
             self.end_op(i)
             changed = True
-        for transfer in self.result.transfers:
+        for transfer in self.under_way:
             if transfer.end == self.now and not transfer.has_ended:
                 self.end_transfer(transfer)
                 changed = True
-        for transfer in self.result.transfers:
+        for transfer in self.under_way:
             if transfer.start == self.now and not transfer.has_started:
                 self.start_transfer(transfer)
                 changed = True
+        self.under_way = [transfer for transfer in self.under_way if not transfer.has_ended]
         for device in range(self.num_devices):
             if self.running[device] is None and self.ready[device]:
                 self.start_op(device)

@@ -120,6 +120,7 @@ CLOCK = np.dtype(
         ("round", "i8"),
         ("transfers", "i8"),
         ("next_arrival", "i8"),
+        ("next_queue", "i8"),
         ("levels", "i8"),
         ("fetches", "i8"),
     ],
@@ -309,7 +310,9 @@ def _request(fixed, work, now, t, source, target):
     if work.queue[q].head < 0:
         work.queue[q].head = n
         work.queue[q].end = end
-        clock[0].next_arrival = min(clock[0].next_arrival, end)
+        if end < clock[0].next_arrival:
+            clock[0].next_arrival = end
+            clock[0].next_queue = q
     else:
         transfer[work.queue[q].tail].next = n
     work.queue[q].tail = n
@@ -595,20 +598,22 @@ def _arrivals(fixed, work, order, now):
     """End every transfer that ends now, by request number."""
     queue = work.queue
     while work.clock[0].next_arrival == now:
-        n = NO_TRANSFER
-        at = np.int64(0)
-        for q in range(queue.size):
-            if queue[q].end == now and queue[q].head < n:
-                n = queue[q].head
-                at = q
+        at = work.clock[0].next_queue
+        n = queue[at].head
         behind = work.transfer[n].next
         queue[at].head = behind
         queue[at].end = NEVER if behind < 0 else work.transfer[behind].end
         _end_transfer(fixed, work, order, n)
         arrival = NEVER
+        lowest = NO_TRANSFER
         for q in range(queue.size):
-            arrival = min(arrival, queue[q].end)
+            end = queue[q].end
+            if end < arrival or (end == arrival and queue[q].head < lowest):
+                arrival = end
+                lowest = queue[q].head
+                at = np.int64(q)
         work.clock[0].next_arrival = arrival
+        work.clock[0].next_queue = at
 
 
 @_inline

@@ -18,14 +18,24 @@ from placewright import files
 from placewright.timeline import Timeline
 
 _DEVICES, _CHANNELS = 1, 2
-_PS_PER_US = 1e6
+_THREADS = 100  # so that no thread has its process's number, which viewers take for a main thread
+
+
+def _us(time_ps: int) -> float:
+    """Give a time in microseconds, cut to whole nanoseconds, which is what viewers keep."""
+    return (time_ps // 1000) / 1000
+
+
+def _span(start_ps: int, end_ps: int) -> dict[str, float]:
+    """Give a slice's place in time; slices that follow each other never overlap by rounding."""
+    return {"ts": _us(start_ps), "dur": (end_ps // 1000 - start_ps // 1000) / 1000}
 
 
 def save_trace(timeline: Timeline, path: str | Path) -> None:
     """
     Write a timeline as Chrome trace JSON, gzipped if `path` ends in ``.gz``.
 
-    Times are in microseconds, as the format wants, with a picosecond's precision.
+    Times are in microseconds, as the format wants, with a nanosecond's precision.
     """
     trace = {"displayTimeUnit": "ns", "traceEvents": trace_events(timeline)}
     files.write(path, msgspec.json.encode(trace))
@@ -54,8 +64,9 @@ def _names(timeline: Timeline) -> list[dict[str, Any]]:
         events.append(_meta("process_sort_index", process, 0, {"sort_index": process}))
         for thread, name in enumerate(threads):
             if process == _DEVICES or used[thread]:
-                events.append(_meta("thread_name", process, thread, {"name": name}))
-                events.append(_meta("thread_sort_index", process, thread, {"sort_index": thread}))
+                at = _THREADS + thread
+                events.append(_meta("thread_name", process, at, {"name": name}))
+                events.append(_meta("thread_sort_index", process, at, {"sort_index": thread}))
     return events
 
 
@@ -72,9 +83,8 @@ def _op_slices(timeline: Timeline) -> list[dict[str, Any]]:
             "name": graph.op_names[i],
             "cat": graph.op_phases[i],
             "pid": _DEVICES,
-            "tid": int(timeline.candidate.placement[i]),
-            "ts": int(timeline.op_start_ps[i]) / _PS_PER_US,
-            "dur": int(timeline.op_end_ps[i] - timeline.op_start_ps[i]) / _PS_PER_US,
+            "tid": _THREADS + int(timeline.candidate.placement[i]),
+            **_span(int(timeline.op_start_ps[i]), int(timeline.op_end_ps[i])),
             "args": {
                 "kind": graph.op_kinds[i],
                 "module": graph.op_modules[i],
@@ -107,9 +117,8 @@ def _transfer_slices(timeline: Timeline) -> list[dict[str, Any]]:
                 "name": graph.tensor_name(int(moves.tensor[n])),
                 "cat": "transfer",
                 "pid": _CHANNELS,
-                "tid": channel,
-                "ts": int(moves.start_ps[n]) / _PS_PER_US,
-                "dur": int(moves.end_ps[n] - moves.start_ps[n]) / _PS_PER_US,
+                "tid": _THREADS + channel,
+                **_span(int(moves.start_ps[n]), int(moves.end_ps[n])),
                 "args": {
                     "bytes": size,
                     "from": cluster.device_names[moves.source[n]],
@@ -147,8 +156,8 @@ def _arrows(timeline: Timeline) -> list[dict[str, Any]]:
                     "cat": "tensor",
                     "id": n,
                     "pid": process,
-                    "tid": thread,
-                    "ts": time_ps / _PS_PER_US,
+                    "tid": _THREADS + thread,
+                    "ts": _us(time_ps),
                     **({"bp": "e"} if phase == "f" else {}),
                 }
             )
@@ -162,7 +171,7 @@ def _memory(timeline: Timeline) -> list[dict[str, Any]]:
             "ph": "C",
             "name": f"memory of {names[device]}",
             "pid": _DEVICES,
-            "ts": time_ps / _PS_PER_US,
+            "ts": _us(time_ps),
             "args": {"bytes": size},
         }
         for time_ps, device, size in zip(
