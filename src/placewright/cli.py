@@ -74,8 +74,8 @@ def simulate(
     plan: Annotated[
         Optional[Path],
         typer.Option(
-            help="A plan, or a placement: a JSON list of device names, one an op in file order,"
-            " or an object from op names to device names.",
+            help="A plan, or a placement: a JSON object from op names to device names, or a list of"
+            " device names, one an op in the graph's order.",
             show_default=False,
         ),
     ] = None,
@@ -113,7 +113,9 @@ def simulate(
     and channel is, whether memory suffices, and which chain of ops and transfers makes the step as
     long as it is.
 
-    Everything on one GPU:  `placewright simulate gpt2-small --cluster k40x4 --on cuda:0`
+    Everything on one GPU:
+
+    `placewright simulate gpt2-small --cluster k40x4 --on cuda:0`
     """
     with _user_errors():
         from placewright.bounds import lower_bounds

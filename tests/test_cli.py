@@ -1,0 +1,170 @@
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from placewright.cli import app
+from placewright.load import load_model
+from placewright.plan import Plan
+
+SIMULATE = ["simulate", "gpt2-small", "--cluster", "k40x4"]
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def test_simulate_says_time_bound_memory_and_critical_path():
+    result = run(*SIMULATE, "--on", "cpu")
+    assert result.exit_code == 0
+    assert "Simulated step time 18.24 s" in result.stdout
+    assert "no placement takes less than" in result.stdout
+    assert "12.81 GiB" in result.stdout
+    assert "Critical path" in result.stdout
+
+
+def test_simulate_gives_json():
+    result = run(*SIMULATE, "--on", "cpu", "--json")
+    facts = json.loads(result.stdout)
+    assert facts["is_feasible"]
+    assert facts["makespan_s"] == pytest.approx(18.24, abs=0.01)
+    assert 0 < facts["lower_bound_s"] < facts["makespan_s"]
+    assert facts["peak_bytes"]["cuda:0"] == 0
+
+
+def test_what_does_not_fit_exits_with_1():
+    result = run(*SIMULATE, "--on", "cuda:0")
+    assert result.exit_code == 1
+    assert "It does not fit: 1.56 GiB more memory is needed." in result.stdout
+    assert run(*SIMULATE, "--on", "cuda:0", "--json").exit_code == 1
+
+
+def test_a_plan_and_a_trace_can_be_saved_and_the_plan_simulated(tmp_path):
+    plan, trace = tmp_path / "plan.json", tmp_path / "trace.json"
+    result = run(
+        *SIMULATE, "--on", "cpu", "--discipline", "program", "--save", plan, "--trace", trace
+    )
+    assert result.exit_code == 0
+    assert Plan.load(plan).discipline == "program"
+    assert json.loads(trace.read_text())["traceEvents"]
+    again = run(*SIMULATE, "--plan", plan, "--json")
+    assert again.exit_code == 0
+    assert json.loads(again.stdout)["name"] == "plan everything on cpu"
+
+
+def test_a_bare_placement_can_be_simulated(tmp_path):
+    path = tmp_path / "placement.json"
+    path.write_text(json.dumps(["cuda:1"] * load_model("gpt2-small").num_ops))
+    result = run(*SIMULATE, "--plan", path, "--json")
+    assert json.loads(result.stdout)["device_utilisation"]["cuda:1"] == 1.0
+
+
+def test_inspect_shows_the_model_and_each_device_by_itself():
+    result = run("inspect", "gpt2-small", "--cluster", "laptop")
+    assert result.exit_code == 0
+    for words in ("475", "aten.mm", "lm_head", "cuda:0", "does not fit", "both together"):
+        assert words in result.stdout
+    facts = json.loads(run("inspect", "gpt2-small", "--cluster", "laptop", "--json").stdout)
+    assert facts["num_ops"] == 475
+    assert facts["alone"]["cpu"]["is_feasible"]
+    assert not facts["alone"]["cuda:0"]["is_feasible"]
+
+
+def test_list_names_models_and_clusters():
+    assert "gpt2-small" in run("list", "models").stdout
+    assert json.loads(run("list", "clusters", "--json").stdout) == ["a100x8", "k40x4", "laptop"]
+    assert "Where the figures come from" in run("list", "clusters").stdout
+
+
+def test_help_teaches():
+    assert "placewright list models" in run("--help").stdout
+    assert "Everything on one GPU" in run("simulate", "--help").stdout
+    for command in ("simulate", "inspect", "list"):
+        assert run(command, "--help").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (SIMULATE, "with either `--plan FILE` or `--on DEVICE`"),
+        (
+            [*SIMULATE, "--on", "cpu", "--plan", "x.json"],
+            "with either `--plan FILE` or `--on DEVICE`",
+        ),
+        (
+            [*SIMULATE, "--on", "tpu"],
+            "Cluster `k40x4` has no device `tpu`. Its devices are: cpu, cuda:0",
+        ),
+        ([*SIMULATE, "--plan", "none.json"], "There is no plan or placement file at `none.json`"),
+        (
+            ["simulate", "gpt5", "--cluster", "k40x4", "--on", "cpu"],
+            "There is no model `gpt5`. The models are: gpt2-small",
+        ),
+        (
+            ["simulate", "no.graph.json", "--cluster", "k40x4", "--on", "cpu"],
+            "There is no graph file at",
+        ),
+        (
+            ["simulate", "gpt2-small", "--cluster", "k41", "--on", "cpu"],
+            "There is no cluster `k41`. The presets are",
+        ),
+        (
+            ["inspect", "gpt2-small", "--cluster", "no.toml"],
+            "There is no cluster file at `no.toml`",
+        ),
+        (
+            [*SIMULATE, "--on", "cpu", "--trace", "no/such/folder/t.json"],
+            "`no/such/folder/t.json` cannot be written",
+        ),
+    ],
+)
+def test_wrong_input_gets_one_sentence_and_exit_code_2(arguments, words):
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert words in result.stderr
+    assert result.stderr.startswith("placewright: ")
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "arguments", [["simulate"], ["list", "cats"], ["fly"], [*SIMULATE, "--colour", "red"]]
+)
+def test_wrong_usage_exits_with_2(arguments):
+    assert run(*arguments).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"\x1f\x8b broken", gzip.compress(b"{}")[:-4], b"[]"]
+)
+def test_a_broken_graph_file_never_shows_a_traceback(tmp_path, content):
+    path = tmp_path / "m.graph.json"
+    path.write_bytes(content)
+    command = [sys.executable, "-m", "placewright.cli", "inspect", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert str(path) in done.stderr
+
+
+def test_a_plan_brings_its_own_order(tmp_path):
+    plan = tmp_path / "plan.json"
+    run(*SIMULATE, "--on", "cpu", "--save", plan)
+    result = run(*SIMULATE, "--plan", plan, "--discipline", "program")
+    assert result.exit_code == 2
+    assert "brings its own order" in result.stderr
+
+
+def test_the_first_simulation_says_that_it_compiles(tmp_path, monkeypatch):
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    command = [sys.executable, "-m", "placewright.cli", *SIMULATE, "--on", "cpu", "--json"]
+    first = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "Compiling the simulator, once for this machine" in first.stderr
+    again = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert again.stderr == ""
+    assert again.stdout == first.stdout

@@ -1,0 +1,188 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from placewright.cluster import Cluster
+from placewright.errors import InputError
+from placewright.load import load_cluster
+
+EXAMPLE = """
+name = "two-gpus"
+[[device]]
+name = "cpu"
+kind = "cpu"
+memory = "64GiB"
+flops = { float32 = 5e11 }
+memory_bandwidth = "60GB/s"
+launch = "1us"
+[[device]]
+names = ["cuda:0", "cuda:1"]
+kind = "cuda"
+model = "Tesla K40"
+memory = "12GiB"
+flops = { float32 = 4.29e12 }
+memory_bandwidth = "288GB/s"
+launch = "8us"
+efficiency = { matmul = 0.7, convolution = 0.6, elementwise = 0.8 }
+[link]
+latency = "15us"
+bandwidth = "6GB/s"
+[[pair]]
+between = ["cuda:0", "cuda:1"]
+bandwidth = "10GB/s"
+channels = ["pcie"]
+"""
+
+
+def load(tmp_path, text) -> Cluster:
+    path = tmp_path / "box.toml"
+    path.write_text(text)
+    return Cluster.load(path)
+
+
+def test_the_example_of_the_format_loads(tmp_path):
+    cluster = load(tmp_path, EXAMPLE)
+    assert cluster.device_names == ("cpu", "cuda:0", "cuda:1")
+    assert cluster.device_models == ("", "Tesla K40", "Tesla K40")
+    assert cluster.memory_bytes.tolist() == [64 * 2**30, 12 * 2**30, 12 * 2**30]
+    assert cluster.launch_s.tolist() == [1e-6, 8e-6, 8e-6]
+    assert cluster.efficiency[0] == {"other": 1.0}
+    # The pair gives a bandwidth and channels; its latency is still the link's.
+    assert cluster.bytes_per_s.tolist() == [[0, 6e9, 6e9], [6e9, 0, 1e10], [6e9, 1e10, 0]]
+    assert cluster.latency_s[1, 2] == cluster.latency_s[0, 1] == pytest.approx(15e-6)
+
+
+def channels(cluster, source, target):
+    d = cluster.num_devices
+    at = cluster.device_index(source) * d + cluster.device_index(target)
+    return [cluster.channel_names[c] for c in cluster.link_channels[at]]
+
+
+def test_a_transfer_occupies_both_engines_unless_channels_are_named(tmp_path):
+    cluster = load(tmp_path, EXAMPLE)
+    assert channels(cluster, "cpu", "cuda:1") == ["cpu out", "cuda:1 in"]
+    assert channels(cluster, "cuda:0", "cuda:1") == ["pcie"]
+    assert channels(cluster, "cuda:1", "cuda:0") == ["pcie"]
+
+
+def test_later_pairs_win_and_globs_match_many(tmp_path):
+    cluster = load(
+        tmp_path,
+        EXAMPLE
+        + """
+[[pair]]
+from = "cuda:*"
+to = "cpu"
+bandwidth = "1GB/s"
+channels = ["cuda:0 out", "bus"]
+[[pair]]
+from = "cuda:1"
+to = "cpu"
+latency = "1ms"
+""",
+    )
+    assert cluster.bytes_per_s[1, 0] == cluster.bytes_per_s[2, 0] == 1e9
+    assert cluster.bytes_per_s[0, 1] == 6e9
+    assert cluster.latency_s[2, 0] == pytest.approx(1e-3)
+    assert cluster.latency_s[1, 0] == pytest.approx(15e-6)
+    assert channels(cluster, "cuda:1", "cpu") == ["cuda:0 out", "bus"]
+
+
+def test_one_device_needs_no_link(tmp_path):
+    text = EXAMPLE.split("[[device]]")
+    assert load(tmp_path, "[[device]]".join(text[:2])).num_devices == 1
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        (EXAMPLE, 'name = "none"', "Cluster `none` has no devices"),
+        (
+            'bandwidth = "6GB/s"',
+            'bandwidth = "0GB/s"',
+            "carries 0 bytes/s; expected a positive number",
+        ),
+        ('bandwidth = "6GB/s"', "", "carries 0 bytes/s; expected a positive number"),
+        (
+            'bandwidth = "6GB/s"',
+            "bandwidth = nan",
+            "is nan; expected a number that is not negative",
+        ),
+        (
+            'latency = "15us"',
+            'latency = "-15us"',
+            "'-15us'; expected a number that is not negative",
+        ),
+        ('latency = "15us"', 'latency = "15 parsecs"', '"15us" (units: s, ms, us'),
+        ('memory = "12GiB"', 'memory = "12Gib"', "`memory` of `cuda:0` is '12Gib'"),
+        ('memory = "12GiB"', "memory = 0", "has 0 bytes of memory; expected a positive number"),
+        ('memory = "12GiB"', "memory = inf", "`memory` of `cuda:0` is inf"),
+        ("flops = { float32 = 4.29e12 }", "flops = { bfloat16 = 1e12 }", "no rate for float32"),
+        ("flops = { float32 = 4.29e12 }", "flops = { float32 = 0 }", "does 0 float32 flops/s"),
+        ("matmul = 0.7", "matmul = 1.7", "efficiency 1.7 for matmul"),
+        (
+            'names = ["cuda:0", "cuda:1"]',
+            'names = ["cuda:0", "cuda:1", "cuda:1"]',
+            "Two devices are named `cuda:1`",
+        ),
+        ('names = ["cuda:0", "cuda:1"]', "", "needs either `name`, or `names`"),
+        (
+            'names = ["cuda:0", "cuda:1"]',
+            'name = "a"\nnames = ["b"]',
+            "needs either `name`, or `names`",
+        ),
+        ('between = ["cuda:0", "cuda:1"]', 'between = ["cuda:0"]', "names 1 devices; expected two"),
+        (
+            'between = ["cuda:0", "cuda:1"]',
+            'between = ["cuda:0", "tpu:*"]',
+            "`tpu:*` in a `[[pair]]` matches no",
+        ),
+        (
+            'between = ["cuda:0", "cuda:1"]',
+            'from = "cuda:0"',
+            "either `between`, or both `from` and `to`",
+        ),
+        ('channels = ["pcie"]', "channels = []", "has no channel"),
+        ('kind = "cpu"', 'kind = "cpu"\ncolour = "red"', "unknown field `colour`"),
+        ('name = "two-gpus"', "", "missing required field `name`"),
+        ('name = "two-gpus"', "name = ", "is not TOML"),
+    ],
+)
+def test_a_wrong_cluster_is_told_what_is_wrong(tmp_path, old, new, words):
+    assert old in EXAMPLE
+    with pytest.raises(InputError) as caught:
+        load(tmp_path, EXAMPLE.replace(old, new))
+    assert words in str(caught.value)
+    assert "box.toml" in str(caught.value)
+
+
+def test_the_fingerprint_is_of_names_and_kinds_alone(tmp_path):
+    same = load(tmp_path, EXAMPLE).fingerprint
+    assert (
+        load(tmp_path, EXAMPLE.replace("12GiB", "11GiB").replace("6GB/s", "9GB/s")).fingerprint
+        == same
+    )
+    assert load(tmp_path, EXAMPLE.replace('"cuda:1"', '"cuda:2"')).fingerprint != same
+    assert load(tmp_path, EXAMPLE.replace('kind = "cuda"', 'kind = "xpu"')).fingerprint != same
+
+
+@pytest.mark.parametrize("name", Cluster.presets())
+def test_presets_load_and_say_where_their_figures_come_from(name):
+    cluster = load_cluster(name)
+    assert cluster.name == name
+    assert cluster.description
+    assert len(cluster.source) > 80
+    off = ~np.eye(cluster.num_devices, dtype=bool)
+    assert (cluster.bytes_per_s[off] > 0).all()
+
+
+def test_unknown_names_are_told_the_known_ones():
+    with pytest.raises(
+        InputError, match=r"There is no cluster preset `k41`\. The presets are: a100x8"
+    ):
+        Cluster.preset("k41")
+    with pytest.raises(InputError, match=r"There is no cluster `k41`\. The presets are: a100x8"):
+        load_cluster("k41")
+    with pytest.raises(InputError, match=r"no device `cuda:9`\. Its devices are: cpu, cuda:0"):
+        load_cluster("k40x4").device_index("cuda:9")

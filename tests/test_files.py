@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from placewright import files
+from placewright.errors import InputError
+from placewright.units import (
+    format_bytes,
+    format_count,
+    format_time,
+    parse_bytes,
+    parse_rate,
+    parse_time,
+)
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
+    path = tmp_path / "plan.json"
+    files.write(path, b"old")
+
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(InputError, match=r"plan\.json` cannot be written: No space left on device"):
+        files.write(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["plan.json"]
+
+
+def test_files_are_readable_by_others_as_usual(tmp_path):
+    path = tmp_path / "plan.json"
+    mask = os.umask(0o022)
+    try:
+        files.write(path, b"x")
+    finally:
+        os.umask(mask)
+    assert path.stat().st_mode & 0o777 == 0o644
+
+
+def test_equal_data_gives_equal_gzip_files(tmp_path):
+    for name in ("a.gz", "b.gz"):
+        files.write(tmp_path / name, b"data" * 100)
+    assert (tmp_path / "a.gz").read_bytes() == (tmp_path / "b.gz").read_bytes()
+    assert files.read(tmp_path / "a.gz", "test file") == b"data" * 100
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("24GiB", 24 * 2**30),
+        ("1.5 KiB", 1536),
+        ("2kB", 2000),
+        ("3 B", 3),
+        (17, 17),
+        ("1e3MB", 10**9),
+    ],
+)
+def test_sizes_are_read(text, count):
+    assert parse_bytes(text, "x") == count
+
+
+def test_rates_and_times_are_read():
+    assert parse_rate("60GB/s", "x") == 60e9
+    assert parse_rate(5, "x") == 5
+    assert parse_time("15us", "x") == pytest.approx(15e-6)
+    assert parse_time("2 µs", "x") == pytest.approx(2e-6)
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "24", "24GB/s", "1.2.3GiB", "-1GiB", float("nan"), -3])
+def test_what_is_no_size_is_refused(text):
+    with pytest.raises(InputError, match=r"`memory` is .*; expected a number that is not negative"):
+        parse_bytes(text, "`memory`")
+
+
+def test_figures_are_written_for_people():
+    assert [format_bytes(n) for n in (0, 1023, 1024, 3.2 * 2**30)] == [
+        "0 B",
+        "1023 B",
+        "1.00 KiB",
+        "3.20 GiB",
+    ]
+    assert [format_time(s) for s in (0, 3e-9, 1.5e-6, 0.25, 90)] == [
+        "0.00 ns", "3.00 ns", "1.50 µs", "250.00 ms", "90.00 s",
+    ]  # fmt: skip
+    assert [format_count(n) for n in (12, 1234, 7.16e12)] == ["12", "1.23 k", "7.16 T"]

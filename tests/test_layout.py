@@ -1,0 +1,112 @@
+"""The package's shape: who may import whom, and what importing it loads."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import placewright
+
+SOURCE = Path(placewright.__file__).parent
+
+# A module may import what is listed here, and nothing else of the package. docs/architecture.md
+# shows the same as a picture.
+MAY_IMPORT = {
+    "errors": set(),
+    "files": {"errors"},
+    "units": {"errors"},
+    "graph_file": {"errors", "files"},
+    "graph": {"errors", "graph_file"},
+    "cluster": {"errors", "files", "units"},
+    "costs": {"errors", "graph", "cluster"},
+    "problem": {"errors", "graph", "cluster", "costs"},
+    "_kernel": set(),
+    "timeline": {"graph", "costs", "problem"},
+    "simulator": {"errors", "graph", "costs", "problem", "timeline", "_kernel"},
+    "bounds": {"graph", "costs", "problem"},
+    "coarsening": {"errors", "graph", "costs", "problem"},
+    "plan": {"errors", "files", "problem", "timeline"},
+    "trace": {"files", "timeline"},
+    "load": {"errors", "graph", "cluster"},
+    "report": set(),
+    "report.terminal": {"bounds", "cluster", "costs", "graph", "timeline", "units"},
+    "cli": {
+        "bounds", "cluster", "errors", "load", "plan", "problem", "report.terminal", "simulator",
+        "timeline", "trace",
+    },
+}  # fmt: skip
+
+
+def modules():
+    for path in SOURCE.rglob("*.py"):
+        parts = path.relative_to(SOURCE).with_suffix("").parts
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        if name:
+            yield name, path
+
+
+def imported(path):
+    """Every module of the package that a file imports, anywhere in it."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module == "placewright":
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("placewright."):
+            yield node.module.removeprefix("placewright.")
+        elif isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name.startswith("placewright."):
+                    yield alias.name.removeprefix("placewright.")
+
+
+@pytest.mark.parametrize(("name", "path"), [*modules()], ids=str)
+def test_imports_point_one_way(name, path):
+    assert name in MAY_IMPORT, "add the module to MAY_IMPORT and to docs/architecture.md"
+    assert set(imported(path)) <= MAY_IMPORT[name]
+
+
+def test_there_is_no_cycle_of_modules():
+    done: set[str] = set()
+    while len(done) < len(MAY_IMPORT):
+        ready = {name for name, needs in MAY_IMPORT.items() if needs <= done} - done
+        assert ready, f"a cycle among {sorted(MAY_IMPORT.keys() - done)}"
+        done |= ready
+
+
+def loaded_after(code):
+    script = f"{code}; import sys; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    return set(done.stdout.split())
+
+
+def test_importing_the_package_loads_nothing_heavy():
+    assert loaded_after("import placewright").isdisjoint(
+        {"numpy", "numba", "torch", "scipy", "rich", "typer"}
+    )
+    assert loaded_after("import placewright.cli").isdisjoint({"numpy", "numba", "torch", "scipy"})
+
+
+def test_public_names_resolve_and_have_docstrings():
+    for name in placewright.__all__:
+        value = getattr(placewright, name)
+        if name != "__version__":
+            assert inspect.getdoc(value), name
+    assert set(placewright.__all__) <= set(dir(placewright))
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = placewright.nothing
+
+
+def test_no_public_function_shares_its_modules_name():
+    names = {name.split(".")[0] for name, _ in modules()}
+    assert names.isdisjoint(placewright.__all__)
+
+
+@pytest.mark.parametrize(("name", "path"), [*modules()], ids=str)
+def test_every_module_says_what_it_owns(name, path):
+    assert ast.get_docstring(ast.parse(path.read_text()))
