@@ -45,9 +45,9 @@ def placements(problem: pw.Problem) -> dict[str, np.ndarray]:
     return {
         "CPU only": np.full(graph.num_ops, cpu),
         "one GPU": np.full(graph.num_ops, gpu[0]),
-        "layers over two GPUs": np.array(gpu)[quarters // 2],
-        "layers over four GPUs": np.array(gpu)[quarters],
-        "one GPU, weights on CPU": np.where(stored_on_cpu, cpu, gpu[0]),
+        "two GPUs by layer": np.array(gpu)[quarters // 2],
+        "four GPUs by layer": np.array(gpu)[quarters],
+        "GPU, weights on CPU": np.where(stored_on_cpu, cpu, gpu[0]),
         "random": leaders,
     }
 
@@ -89,9 +89,9 @@ def main(folder: Path = Path("demo")) -> None:
         f" {len(rows) / spent:,.0f} placements a second on this machine.\n\n"
         "What to look at:\n"
         f"  placewright simulate {MODEL} --cluster {CLUSTER}"
-        f" --plan {folder}/layers-over-four-gpus.plan.json\n"
+        f" --plan {folder}/four-gpus-by-layer.plan.json\n"
         "      says which ops and transfers make that step as long as it is;\n"
-        f"  {folder}/layers-over-four-gpus.trace.json\n"
+        f"  {folder}/four-gpus-by-layer.trace.json\n"
         "      opens at https://ui.perfetto.dev and shows every op and transfer on its device."
     )
 

@@ -61,6 +61,6 @@ def test_the_demo_writes_plans_and_traces(script, tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "proven lower bound" in printed
     assert "What to look at" in printed
-    plan = Plan.load(tmp_path / "layers-over-four-gpus.plan.json")
+    plan = Plan.load(tmp_path / "four-gpus-by-layer.plan.json")
     assert plan.predicted.is_feasible
     assert len(list(tmp_path.glob("*.trace.json"))) == 6
