@@ -43,7 +43,6 @@ TENSOR = np.dtype(
         ("maker", "i4"),
         ("base", "i4"),  # the tensor it is an alias of, or -1
         ("keep", "i4"),  # 1 or 0
-        ("resident", "i4"),  # its number among resident tensors, or -1
     ],
     align=True,
 )
@@ -138,6 +137,7 @@ class Fixed(NamedTuple):
     tensor: Array  # [T + 1] TENSOR
     use: Array  # [U] reading op, by (tensor, op)
     input_of: Array  # [U] tensor read, by (op, tensor)
+    resident: Array  # [T] a tensor's number among resident ones, or -1
     op_ps: Array  # [N * D]
     op_take: Array  # [N] bytes taken when the op starts
     op_workspace: Array  # [N] bytes given back when it ends
@@ -340,7 +340,7 @@ def _publish(fixed, work, order, now, t, d):
                 local += 1
     local += fixed.tensor[t].keep
     if fixed.tensor[t].base < 0:
-        work.readers[row + d] = local + 1  # the op's own hold, while its other outputs are counted
+        work.readers[row + d] = local
     else:
         work.readers[work.owner[t] * num_devices + d] += local
 
@@ -353,8 +353,8 @@ def _end_op(fixed, work, order, streams, now, i, d):
     for t in range(first, beyond):
         _publish(fixed, work, order, now, t, d)
     for t in range(first, beyond):
-        if fixed.tensor[t].base < 0:
-            _release(fixed, work, t, d)
+        if fixed.tensor[t].base < 0 and work.readers[t * work.device.size + d] == 0:
+            work.device[d].memory -= fixed.tensor[t].bytes
     if streams:
         f = work.first_fetch[i]
         while f >= 0:
@@ -447,10 +447,10 @@ def _find_fetches(fixed, work):
         d = work.op[i].device
         for k in range(fixed.edges[i].inputs, fixed.edges[i + 1].inputs):
             t = fixed.input_of[k]
-            if fixed.tensor[t].resident < 0 or work.op[fixed.tensor[t].maker].device == d:
+            if fixed.resident[t] < 0 or work.op[fixed.tensor[t].maker].device == d:
                 continue
             work.readers[t * num_devices + d] += 1
-            at = fixed.tensor[t].resident * num_devices + d
+            at = fixed.resident[t] * num_devices + d
             f = work.fetch_at[at]
             if f < 0:
                 f = num_fetches
@@ -507,7 +507,7 @@ def _attach_fetches(fixed, work, triggers):
     """Let explicit triggers win, then hang every fetch on its trigger, in fetch order."""
     num_devices = work.device.size
     for k in range(triggers.op.size):
-        row = fixed.tensor[triggers.tensor[k]].resident
+        row = fixed.resident[triggers.tensor[k]]
         f = work.fetch_at[row * num_devices + triggers.device[k]]
         work.fetch[f].trigger = triggers.op[k]
     for f in range(work.clock[0].fetches - 1, -1, -1):
@@ -548,7 +548,7 @@ def _begin(fixed, work, order, streams):
         i = fixed.resident_op[k]
         d = np.int64(work.op[i].device)
         for t in range(fixed.edges[i].outputs, fixed.edges[i + 1].outputs):
-            if fixed.tensor[t].resident < 0:
+            if fixed.resident[t] < 0:
                 _publish(fixed, work, order, now, t, d)
                 continue
             _hand_over(fixed, work, order, t, d, False)
@@ -633,16 +633,18 @@ def _run(fixed, work, order, triggers, log, placement):
         where = np.int64(0)
         ties = 0
         for d in range(device.size):
-            if device[d].end == NEVER and device[d].head < device[d].tail:
+            end = device[d].end
+            if end == NEVER and device[d].head < device[d].tail:
                 _start_op(work, order, log, now, d)
+                end = device[d].end
             if device[d].memory > device[d].peak:
                 device[d].peak = device[d].memory
-            if device[d].end < first_end:
-                first_end = device[d].end
+            if end < first_end:
+                first_end = end
                 ending = device[d].op
                 where = d
                 ties = 1
-            elif device[d].end == first_end:
+            elif end == first_end and end != NEVER:
                 ties += 1
                 if device[d].op < ending:
                     ending = device[d].op

@@ -251,7 +251,7 @@ class _Layout:
 
     def _new_work(self) -> _kernel.Work:
         num_ops, num_tensors, num_uses, num_devices = self.sizes
-        num_residents = int((self.fixed.tensor["resident"] >= 0).sum())
+        num_residents = int((self.fixed.resident >= 0).sum())
         num_fetches = len(self.fixed.resident_use)
         return _kernel.Work(
             op=np.empty(num_ops, dtype=_kernel.OP),
@@ -296,6 +296,7 @@ def _fixed(problem: Problem, link: NDArray[Any], link_channel: IdArray) -> _kern
     edges["outputs"] = graph.op_outputs
     edges["inputs"] = graph.op_inputs
     input_of = np.ascontiguousarray(graph.use_tensor[graph.input_order])
+    resident = np.where(graph.tensor_is_resident, np.cumsum(graph.tensor_is_resident) - 1, -1)
     reads_resident = graph.tensor_is_resident[input_of]
     num_inputs = np.diff(graph.op_inputs)
     num_inputs[graph.op_is_resident] = -1  # never queues
@@ -307,6 +308,7 @@ def _fixed(problem: Problem, link: NDArray[Any], link_channel: IdArray) -> _kern
         tensor=_tensors(graph),
         use=np.ascontiguousarray(graph.use_op),
         input_of=input_of,
+        resident=resident.astype(np.int32),
         op_ps=np.ascontiguousarray(problem.costs.op_ps).reshape(-1),
         op_take=taken,
         op_workspace=np.ascontiguousarray(graph.op_workspace_bytes),
@@ -327,9 +329,6 @@ def _tensors(graph: Graph) -> NDArray[Any]:
     tensor["maker"][:-1] = graph.tensor_op
     tensor["base"][:-1] = graph.tensor_base
     tensor["keep"][:-1] = graph.tensor_keep
-    resident = graph.tensor_is_resident
-    tensor["resident"] = -1
-    tensor["resident"][:-1][resident] = np.arange(resident.sum())
     return tensor
 
 
