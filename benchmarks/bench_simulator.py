@@ -93,7 +93,7 @@ def _against_reference() -> list[Figure]:
 
 def _many() -> list[Figure]:
     problem = layered_problem(10_000)
-    rows = np.stack([scattered(problem, seed) for seed in range(64)]).astype(np.int32)
+    rows = np.stack([scattered(problem, seed) for seed in range(256)]).astype(np.int32)
     ratios = []
     for _ in range(9):
         one = median_s(lambda: simulate_many(problem, rows, num_threads=1), 1)
@@ -101,7 +101,7 @@ def _many() -> list[Figure]:
         ratios.append(one / two)
     return [
         Figure(
-            "64 placements of 10,000 ops: two cores over one",
+            "256 placements of 10,000 ops: two cores over one",
             float(np.median(ratios)),
             "times",
             1.7,

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -121,3 +126,24 @@ def test_many_agrees_with_one_on_any_number_of_threads(data):
         assert batch.makespan_s.tolist() == [t.makespan_s for t in single]
         assert batch.overflow_bytes.tolist() == [t.overflow_bytes for t in single]
         assert batch.peak_bytes.tolist() == [t.peak_bytes.tolist() for t in single]
+
+
+@pytest.mark.slow
+def test_the_compiled_loop_allocates_nothing(tmp_path):
+    # Compiled afresh, since code from the cache cannot be looked at.
+    script = """if True:
+        import numpy as np
+        from tests import tiny
+        from placewright import _kernel, simulate
+        simulate(tiny.streamed(), [0, 1, 0, 1, 0, 1, 0])
+        [code] = _kernel.run_many.inspect_llvm().values()
+        print([name for name in ("NRT_", "malloc", "calloc") if name in code])
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env=os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == "[]"

@@ -150,8 +150,8 @@ def simulate_many(
                 peak_bytes[part],
             )
 
-    # Several parts a thread even out rows that take longer; few enough to keep a call's cost small.
-    size = max(1, -(-count // (4 * threads)))
+    # Many parts a thread even out what rows and machine do; few enough to be cheap to hand out.
+    size = max(1, -(-count // (16 * threads)))
     parts = [slice(begin, begin + size) for begin in range(0, count, size)]
     if threads == 1:
         for part in parts:
