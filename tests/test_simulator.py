@@ -367,6 +367,11 @@ def test_wrong_batches_are_told_what_is_wrong(arguments, words):
     assert words in str(caught.value)
 
 
+def test_a_candidate_brings_its_own_order():
+    with pytest.raises(InputError, match="brings its own order"):
+        simulate(tiny.chain(), Candidate([0, 0, 0]), "program")
+
+
 def test_no_placements_give_no_results():
     batch = simulate_many(tiny.chain(), np.empty((0, 3), dtype=int))
     assert batch.makespan_s.shape == (0,)

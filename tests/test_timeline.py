@@ -72,6 +72,14 @@ def test_the_critical_path_has_no_gaps_and_is_as_long_as_the_makespan(data):
     assert all(step.cause != "start" for step in steps[1:])
 
 
+def test_timelines_and_problems_print_in_a_line():
+    timeline = simulate(tiny.chain(), [0, 1, 0])
+    assert repr(timeline) == "Timeline(tiny on world: 4.2e-11 s, fits)"
+    assert repr(timeline.problem) == (
+        "Problem(Graph('tiny': 3 ops, 3 tensors) on Cluster('world': cuda:0, cuda:1))"
+    )
+
+
 def test_utilisation_is_busy_time_over_the_makespan():
     timeline = simulate(tiny.chain(), [0, 1, 0])
     assert timeline.device_busy_s.tolist() == [20e-12, 10e-12]

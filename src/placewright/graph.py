@@ -36,8 +36,8 @@ class Graph:
     """
     A directed acyclic graph of ops, as a struct of arrays.
 
-    Ops are numbered in topological order and tensors in the order of their ops. A *resident* op
-    is one with persistent outputs: a parameter or a buffer. It takes no time and reads nothing.
+    Ops are numbered in topological order and tensors in the order of their ops. The arrays given
+    become the graph's own and read-only. A *resident* op is one with persistent outputs: a parameter or a buffer. It takes no time and reads nothing.
 
     Guarantees, checked once here: every use comes after its tensor's op; uses are sorted by
     (tensor, op) without repeats; sizes are not negative and their sum fits int64; an alias comes

@@ -26,7 +26,7 @@ Triggers: TypeAlias = Mapping[tuple[int, int], int]
 """(tensor, reading device) -> the op whose end requests the fetch, or -1 for time 0."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Problem:
     """
     A graph to be run on a cluster at given costs.
@@ -60,6 +60,9 @@ class Problem:
         _check_devices(self)
         _check_colocations(self)
         _check_horizon(self)
+
+    def __repr__(self) -> str:
+        return f"Problem({self.graph!r} on {self.cluster!r})"
 
     @property
     def num_ops(self) -> int:

@@ -65,6 +65,8 @@ def simulate(
     """
     if not isinstance(placement, Candidate):
         placement = Candidate(placement, discipline, priorities, triggers)
+    elif (discipline, priorities, triggers) != ("fifo", None, None):
+        raise InputError("A `Candidate` brings its own order and triggers; give no others with it.")
     candidate = problem.check(placement)
     layout = _layout_of(problem)
     log = layout.log()
@@ -134,7 +136,7 @@ def simulate_many(
     layout = _layout_of(problem)
     makespan_ps = np.zeros(count, dtype=np.int64)
     peak_bytes = np.zeros((count, problem.num_devices), dtype=np.int64)
-    threads = min(num_threads or len(os.sched_getaffinity(0)), max(count, 1))
+    threads = min(num_threads or _num_cores(), max(count, 1))
 
     def run(part: slice) -> None:
         each = order[part] if order is not None and order.ndim == 2 else order
@@ -161,6 +163,13 @@ def simulate_many(
             list(pool.map(run, parts))
     over = np.maximum(peak_bytes - problem.cluster.memory_bytes, 0).sum(axis=1)
     return Batch(makespan_ps / PS_PER_S, over, peak_bytes)
+
+
+def _num_cores() -> int:
+    """Count the cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def default_triggers(

@@ -61,7 +61,7 @@ class Step:
     cause: Literal["start", "input", "device", "channel", "trigger"]
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class Timeline:
     """
     One simulated step.
@@ -83,6 +83,11 @@ class Timeline:
     level_ps: IntArray  # times at which some device's memory changed ...
     level_device: IntArray  # ... which device ...
     level_bytes: IntArray  # ... and to what
+
+    def __repr__(self) -> str:
+        names = f"{self.problem.graph.name} on {self.problem.cluster.name}"
+        verdict = "fits" if self.is_feasible else f"{self.overflow_bytes:,} bytes too many"
+        return f"Timeline({names}: {self.makespan_s:.6g} s, {verdict})"
 
     @property
     def makespan_s(self) -> float:
