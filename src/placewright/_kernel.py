@@ -3,7 +3,7 @@ The compiled event loop: arrays in, arrays out, no state of its own.
 
 This module owns the one implementation of the simulator's rules that has to be fast. The rules
 are written down in ``docs/simulator.md``; a slow reference in the tests is held equal to it, to
-the bit.
+the bit. It is one long file because Numba's cache of compiled code notices changes in no other.
 
 Letters: ``N`` ops, ``T`` tensors, ``U`` uses, ``D`` devices, ``C`` channels, ``Q`` queues,
 ``R`` resident tensors, ``V`` uses of them, ``B`` placements. Ids are int32, times int64

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placewright.errors import InputError
-from placewright.graph_file import Op, Output, Wiring, read_ops, wire, write_ops
+from placewright.graph_file import Op, Output, fields_of, read_ops, wire, write_ops
 
 IntArray: TypeAlias = NDArray[np.int64]
 IdArray: TypeAlias = NDArray[np.int32]
@@ -37,7 +37,8 @@ class Graph:
     A directed acyclic graph of ops, as a struct of arrays.
 
     Ops are numbered in topological order and tensors in the order of their ops. The arrays given
-    become the graph's own and read-only. A *resident* op is one with persistent outputs: a parameter or a buffer. It takes no time and reads nothing.
+    become the graph's own and read-only. A *resident* op is one with persistent outputs: a
+    parameter or a buffer. It takes no time and reads nothing.
 
     Guarantees, checked once here: every use comes after its tensor's op; uses are sorted by
     (tensor, op) without repeats; sizes are not negative and their sum fits int64; an alias comes
@@ -90,7 +91,7 @@ class Graph:
         InputError
             The ops cannot be wired (see `placewright.graph_file.wire`) or are not valid.
         """
-        return _to_arrays(name, wire(ops))
+        return cls(name=name, **fields_of(wire(ops)))
 
     @classmethod
     def load(cls, path: str | Path) -> Graph:
@@ -369,46 +370,6 @@ def _check_aliases(graph: Graph) -> None:
                 f"Tensor `{graph.tensor_name(int(aliases[k]))}` is an alias of"
                 f" `{graph.tensor_name(int(bases[k]))}`, {what}. {remedy}"
             )
-
-
-def _to_arrays(name: str, wiring: Wiring) -> Graph:
-    ops, outputs = wiring.ops, wiring.outputs
-    colocations = tuple(dict.fromkeys(op.colocate for op in ops if op.colocate is not None))
-    colocation_at = {word: k for k, word in enumerate(colocations)}
-    return Graph(
-        name=name,
-        op_names=tuple(op.name for op in ops),
-        op_kinds=tuple(op.kind for op in ops),
-        op_phases=tuple(op.phase for op in ops),
-        op_modules=tuple(op.module for op in ops),
-        op_dtypes=tuple(op.dtype for op in ops),
-        op_flops=np.array([op.flops for op in ops], dtype=np.float64),
-        op_bytes=np.array([op.bytes for op in ops], dtype=np.float64),
-        op_workspace_bytes=_sizes([op.workspace for op in ops]),
-        op_colocation=np.array(
-            [-1 if op.colocate is None else colocation_at[op.colocate] for op in ops], np.int32
-        ),
-        op_device_kinds=tuple(None if op.devices is None else tuple(op.devices) for op in ops),
-        op_time_s=tuple(op.time_s or None for op in ops),
-        colocations=colocations,
-        tensor_op=np.array(wiring.makers, dtype=np.int32),
-        tensor_bytes=_sizes([output.bytes for output in outputs]),
-        tensor_persistent=np.array([output.persistent for output in outputs], dtype=np.bool_),
-        tensor_keep=np.array([output.keep for output in outputs], dtype=np.bool_),
-        tensor_base=np.array(wiring.bases, dtype=np.int32),
-        use_tensor=wiring.uses[:, 0].astype(np.int32),
-        use_op=wiring.uses[:, 1].astype(np.int32),
-    )
-
-
-def _sizes(values: list[int]) -> IntArray:
-    try:
-        return np.array(values, dtype=np.int64)
-    except OverflowError:
-        raise InputError(
-            f"A size of {max(values, key=abs):.4g} bytes is more than int64 can hold."
-            " Check that it is in bytes."
-        ) from None
 
 
 def _describe_op(graph: Graph, i: int, names: list[str], is_control: BoolArray) -> Op:

@@ -3,7 +3,7 @@ A graph told op by op: in a ``*.graph.json`` file, or in code.
 
 This module owns the file format (version 1), references such as ``"op:1"``, control dependencies,
 and the numbering of ops: the order given where it is a topological one, else Kahn's algorithm
-with the lowest position first. `placewright.graph` makes arrays of it.
+with the lowest position first.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -268,3 +268,43 @@ def _describe_cycle(ops: Sequence[Op], before: list[set[int]], missing: list[int
         f"The ops form a cycle: {' -> '.join(f'`{name}`' for name in cycle)}."
         " A step runs every op once; unroll loops."
     )
+
+
+def fields_of(wiring: Wiring) -> dict[str, Any]:
+    """Make arrays of a wiring: every field of `Graph` but its name."""
+    ops, outputs = wiring.ops, wiring.outputs
+    colocations = tuple(dict.fromkeys(op.colocate for op in ops if op.colocate is not None))
+    colocation_at = {word: k for k, word in enumerate(colocations)}
+    return {
+        "op_names": tuple(op.name for op in ops),
+        "op_kinds": tuple(op.kind for op in ops),
+        "op_phases": tuple(op.phase for op in ops),
+        "op_modules": tuple(op.module for op in ops),
+        "op_dtypes": tuple(op.dtype for op in ops),
+        "op_flops": np.array([op.flops for op in ops], dtype=np.float64),
+        "op_bytes": np.array([op.bytes for op in ops], dtype=np.float64),
+        "op_workspace_bytes": _sizes([op.workspace for op in ops]),
+        "op_colocation": np.array(
+            [-1 if op.colocate is None else colocation_at[op.colocate] for op in ops], np.int32
+        ),
+        "op_device_kinds": tuple(None if op.devices is None else tuple(op.devices) for op in ops),
+        "op_time_s": tuple(op.time_s or None for op in ops),
+        "colocations": colocations,
+        "tensor_op": np.array(wiring.makers, dtype=np.int32),
+        "tensor_bytes": _sizes([output.bytes for output in outputs]),
+        "tensor_persistent": np.array([output.persistent for output in outputs], dtype=np.bool_),
+        "tensor_keep": np.array([output.keep for output in outputs], dtype=np.bool_),
+        "tensor_base": np.array(wiring.bases, dtype=np.int32),
+        "use_tensor": wiring.uses[:, 0].astype(np.int32),
+        "use_op": wiring.uses[:, 1].astype(np.int32),
+    }
+
+
+def _sizes(values: list[int]) -> NDArray[np.int64]:
+    try:
+        return np.array(values, dtype=np.int64)
+    except OverflowError:
+        raise InputError(
+            f"A size of {max(values, key=abs):.4g} bytes is more than int64 can hold."
+            " Check that it is in bytes."
+        ) from None

@@ -1,29 +1,26 @@
 """
 `simulate` and `simulate_many`: problems and placements in, timelines and times out.
 
-This module owns the arrays that the compiled kernel works on: it lays a `Problem` out for it once,
-keeps work space to use again, and turns what the kernel wrote into a `Timeline`.
+This module owns what goes into the compiled kernel besides the problem (orders, triggers, a log)
+and turns what the kernel wrote into a `Timeline`.
 
-Letters: ``N`` ops, ``T`` tensors, ``U`` uses, ``D`` devices, ``B`` placements.
+Letters: ``N`` ops, ``D`` devices, ``B`` placements.
 """
 
 from __future__ import annotations
 
 import os
-import weakref
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from placewright import _kernel
+from placewright._layout import layout_of
 from placewright.costs import PS_PER_S
 from placewright.errors import InputError
-from placewright.graph import FloatArray, Graph, IdArray, IntArray
+from placewright.graph import FloatArray, IntArray
 from placewright.problem import Candidate, Discipline, Problem, Triggers
 from placewright.timeline import Timeline, Transfers
 
@@ -68,7 +65,7 @@ def simulate(
     elif (discipline, priorities, triggers) != ("fifo", None, None):
         raise InputError("A `Candidate` brings its own order and triggers; give no others with it.")
     candidate = problem.check(placement)
-    layout = _layout_of(problem)
+    layout = layout_of(problem)
     log = layout.log()
     makespan_ps = np.zeros(1, dtype=np.int64)
     peak_bytes = np.zeros((1, problem.num_devices), dtype=np.int64)
@@ -133,7 +130,7 @@ def simulate_many(
     order = None if priorities is None else problem.check_priorities(priorities)
     if order is not None and order.ndim == 2 and len(order) != count:
         raise InputError(f"`priorities` has {len(order)} rows for {count} placements.")
-    layout = _layout_of(problem)
+    layout = layout_of(problem)
     makespan_ps = np.zeros(count, dtype=np.int64)
     peak_bytes = np.zeros((count, problem.num_devices), dtype=np.int64)
     threads = min(num_threads or _num_cores(), max(count, 1))
@@ -197,7 +194,7 @@ def default_triggers(
         (tensor, device) -> op, or -1 for time 0.
     """
     checked = problem.check(placement)
-    layout = _layout_of(problem)
+    layout = layout_of(problem)
     with layout.work() as work:
         window = -1 if window_bytes is None else window_bytes
         _kernel.default_triggers(layout.fixed, work, checked.placement, window)
@@ -234,131 +231,6 @@ def _orders(
     rank = np.empty_like(op_at)
     np.put_along_axis(rank, op_at, np.arange(problem.num_ops, dtype=np.int32)[np.newaxis], axis=1)
     return _kernel.Order(rank, op_at)
-
-
-class _Layout:
-    """A problem as the kernel wants it, and work space that is used again."""
-
-    def __init__(self, problem: Problem) -> None:
-        graph = problem.graph
-        link, link_channel, num_queues = _links(problem)
-        self.sizes = graph.num_ops, graph.num_tensors, graph.num_uses, problem.num_devices
-        self.num_queues = num_queues
-        self.num_channels = len(problem.cluster.channel_names)
-        self.fixed = _fixed(problem, link, link_channel)
-        self._spare: list[_kernel.Work] = []
-
-    @contextmanager
-    def work(self) -> Iterator[_kernel.Work]:
-        """Lend work space to one thread."""
-        try:
-            work = self._spare.pop()
-        except IndexError:
-            work = self._new_work()
-        yield work
-        self._spare.append(work)
-
-    def _new_work(self) -> _kernel.Work:
-        num_ops, num_tensors, num_uses, num_devices = self.sizes
-        num_residents = int((self.fixed.resident >= 0).sum())
-        num_fetches = len(self.fixed.resident_use)
-        return _kernel.Work(
-            op=np.empty(num_ops, dtype=_kernel.OP),
-            device=np.empty(num_devices, dtype=_kernel.DEVICE),
-            queue=np.empty(self.num_queues, dtype=_kernel.QUEUE),
-            channel=np.empty(self.num_channels, dtype=_kernel.CHANNEL),
-            transfer=np.empty(num_uses, dtype=_kernel.TRANSFER),
-            ready=np.empty(num_ops + num_devices, dtype=np.int32),
-            readers=np.empty(num_tensors * num_devices, dtype=np.int32),
-            owner=np.empty(num_tensors, dtype=np.int32),
-            fetch=np.empty(num_fetches, dtype=_kernel.FETCH),
-            fetch_at=np.empty(num_residents * num_devices, dtype=np.int32),
-            first_fetch=np.empty(num_ops, dtype=np.int32),
-            stream=np.empty(num_devices, dtype=_kernel.STREAM),
-            stream_heap=np.empty(num_fetches, dtype=np.int64),
-            clock=np.zeros(1, dtype=_kernel.CLOCK),
-        )
-
-    def log(self) -> _kernel.Log:
-        """Make room for a recorded run."""
-        num_ops, _, num_uses, num_devices = self.sizes
-        return _kernel.Log(
-            op_start=np.zeros(num_ops, dtype=np.int64),
-            op_round=np.zeros(num_ops, dtype=np.int64),
-            level=np.empty(2 * num_ops + 3 * num_uses + num_devices, dtype=_kernel.LEVEL),
-        )
-
-
-_layouts: weakref.WeakKeyDictionary[Problem, _Layout] = weakref.WeakKeyDictionary()
-
-
-def _layout_of(problem: Problem) -> _Layout:
-    layout = _layouts.get(problem)
-    if layout is None:
-        layout = _layouts[problem] = _Layout(problem)
-    return layout
-
-
-def _fixed(problem: Problem, link: NDArray[Any], link_channel: IdArray) -> _kernel.Fixed:
-    graph = problem.graph
-    edges = np.empty(graph.num_ops + 1, dtype=_kernel.EDGES)
-    edges["outputs"] = graph.op_outputs
-    edges["inputs"] = graph.op_inputs
-    input_of = np.ascontiguousarray(graph.use_tensor[graph.input_order])
-    resident = np.where(graph.tensor_is_resident, np.cumsum(graph.tensor_is_resident) - 1, -1)
-    reads_resident = graph.tensor_is_resident[input_of]
-    num_inputs = np.diff(graph.op_inputs)
-    num_inputs[graph.op_is_resident] = -1  # never queues
-    is_taken = ~graph.tensor_is_resident & (graph.tensor_base < 0)
-    taken = graph.op_workspace_bytes.copy()
-    np.add.at(taken, graph.tensor_op[is_taken], graph.tensor_bytes[is_taken])
-    return _kernel.Fixed(
-        edges=edges,
-        tensor=_tensors(graph),
-        use=np.ascontiguousarray(graph.use_op),
-        input_of=input_of,
-        resident=resident.astype(np.int32),
-        op_ps=np.ascontiguousarray(problem.costs.op_ps).reshape(-1),
-        op_take=taken,
-        op_workspace=np.ascontiguousarray(graph.op_workspace_bytes),
-        num_inputs=num_inputs.astype(np.int32),
-        resident_op=np.flatnonzero(graph.op_is_resident).astype(np.int32),
-        alias=np.flatnonzero(graph.tensor_base >= 0).astype(np.int32),
-        resident_use=np.ascontiguousarray(graph.use_op[graph.input_order][reads_resident]),
-        resident_tensor=np.ascontiguousarray(input_of[reads_resident]),
-        link=link,
-        link_channel=link_channel,
-    )
-
-
-def _tensors(graph: Graph) -> NDArray[Any]:
-    tensor = np.zeros(graph.num_tensors + 1, dtype=_kernel.TENSOR)
-    tensor["uses"] = graph.tensor_uses
-    tensor["bytes"][:-1] = graph.tensor_bytes
-    tensor["maker"][:-1] = graph.tensor_op
-    tensor["base"][:-1] = graph.tensor_base
-    tensor["keep"][:-1] = graph.tensor_keep
-    return tensor
-
-
-def _links(problem: Problem) -> tuple[NDArray[Any], IdArray, int]:
-    """Lay the links out: their times, channels, and the queue in which their transfers wait."""
-    cluster = problem.cluster
-    count = problem.num_devices**2
-    rate = np.where(cluster.bytes_per_s > 0, cluster.bytes_per_s, 1.0).reshape(-1)
-    link = np.zeros(count + 1, dtype=_kernel.LINK)
-    link["latency_ps"][:-1] = cluster.latency_s.reshape(-1) * PS_PER_S
-    link["ps_per_byte"][:-1] = PS_PER_S / rate
-    link["control_ps"][:-1] = np.rint(link["latency_ps"][:-1])
-    link["channels"] = np.cumsum([0, *(len(channels) for channels in cluster.link_channels)])
-    channels = np.array([c for cs in cluster.link_channels for c in cs], dtype=np.int32)
-    # A queue's transfers end in the order in which they were requested: so it is with those that
-    # share a first channel, and with zero-byte ones that take equally long.
-    first = [channels[0] for channels in cluster.link_channels]
-    firsts, link["queue"][:-1] = np.unique(first, return_inverse=True)
-    delays, at = np.unique(link["control_ps"][:-1], return_inverse=True)
-    link["control_queue"][:-1] = len(firsts) + at
-    return link, channels, len(firsts) + len(delays)
 
 
 def _timeline(
