@@ -318,6 +318,7 @@ EXAMPLE_GRAPH = Graph.build(
     ("changes", "words"),
     [
         ({"op_kinds": ("x",)}, "Expected 3 entries in `op_kinds`"),
+        ({"op_colocation": np.array([-1, 0, -1], np.int32)}, "names group 0; there are 0"),
         ({"op_names": ("a", "b", "a")}, "Two ops are named `a`"),
         ({"op_flops": np.array([0, np.nan, 0])}, "has nan flops"),
         ({"tensor_bytes": np.array([1])}, "Expected 2 entries in `tensor_bytes`"),

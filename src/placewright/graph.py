@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -72,6 +72,7 @@ class Graph:
     use_op: IdArray  # [U]
 
     def __post_init__(self) -> None:
+        _check_lengths(self)
         _check_ops(self)
         _check_tensors(self)
         _check_uses(self)
@@ -222,28 +223,21 @@ def _begins(sorted_ids: NDArray[Any], count: int) -> IdArray:
     return np.searchsorted(sorted_ids, np.arange(count + 1)).astype(np.int32)
 
 
-def _check_ops(graph: Graph) -> None:
-    num_ops = len(graph.op_names)
-    if num_ops == 0:
+def _check_lengths(graph: Graph) -> None:
+    if graph.num_ops == 0:
         raise InputError(f"Graph `{graph.name}` has no ops. Give it at least one.")
-    for field in [
-        "op_kinds",
-        "op_phases",
-        "op_modules",
-        "op_dtypes",
-        "op_flops",
-        "op_bytes",
-        "op_workspace_bytes",
-        "op_colocation",
-        "op_device_kinds",
-        "op_time_s",
-    ]:
-        if len(getattr(graph, field)) != num_ops:
-            raise InputError(
-                f"Expected {num_ops} entries in `{field}`, one an op; got"
-                f" {len(getattr(graph, field))}."
-            )
-    if len(set(graph.op_names)) != num_ops:
+    for field in fields(graph):
+        value = getattr(graph, field.name)
+        for prefix, expected in (("op_", graph.num_ops), ("tensor_", graph.num_tensors)):
+            if field.name.startswith(prefix) and len(value) != expected:
+                raise InputError(
+                    f"Expected {expected} entries in `{field.name}`, one for each"
+                    f" {prefix[:-1]}; got {len(value)}."
+                )
+
+
+def _check_ops(graph: Graph) -> None:
+    if len(set(graph.op_names)) != graph.num_ops:
         seen: set[str] = set()
         twice = next(name for name in graph.op_names if name in seen or seen.add(name))  # type: ignore[func-returns-value]
         raise InputError(f"Two ops are named `{twice}`. Give every op a name of its own.")
@@ -261,6 +255,11 @@ def _check_ops(graph: Graph) -> None:
             f"Op `{graph.op_names[bad[0]]}` has {graph.op_workspace_bytes[bad[0]]} bytes of"
             " workspace; expected a number that is not negative."
         )
+    if graph.op_colocation.max() >= len(graph.colocations):
+        raise InputError(
+            f"`op_colocation` names group {graph.op_colocation.max()}; there are"
+            f" {len(graph.colocations)}."
+        )
     for name, times in zip(graph.op_names, graph.op_time_s, strict=True):
         for device, time_s in (times or {}).items():
             if not (np.isfinite(time_s) and time_s >= 0):
@@ -271,15 +270,8 @@ def _check_ops(graph: Graph) -> None:
 
 
 def _check_tensors(graph: Graph) -> None:
-    num_tensors = len(graph.tensor_op)
-    for field in ["tensor_bytes", "tensor_persistent", "tensor_keep", "tensor_base"]:
-        if len(getattr(graph, field)) != num_tensors:
-            raise InputError(
-                f"Expected {num_tensors} entries in `{field}`, one a tensor; got"
-                f" {len(getattr(graph, field))}."
-            )
     makers = graph.tensor_op
-    if num_tensors and (makers.min() < 0 or makers.max() >= graph.num_ops):
+    if graph.num_tensors and (makers.min() < 0 or makers.max() >= graph.num_ops):
         raise InputError(f"`tensor_op` names an op that is not among the {graph.num_ops} ops.")
     if np.any(makers[1:] < makers[:-1]):
         raise InputError("`tensor_op` is not sorted. Number tensors in the order of their ops.")
@@ -319,7 +311,7 @@ def _check_uses(graph: Graph) -> None:
         raise InputError(
             f"Tensor `{graph.tensor_name(tensor)}` is read by op {op} (`{graph.op_names[op]}`)"
             f" before op {graph.tensor_op[tensor]} makes it. Number ops in topological order, or"
-            " build the graph with `build_graph`."
+            " build the graph with `Graph.build`."
         )
 
 
