@@ -104,8 +104,8 @@ def test_a_plan_that_names_unknown_things_is_refused(tmp_path):
     ("text", "words"),
     [
         ("{", "is not a plan file"),
-        ("{}", "is not a plan file"),
-        ('{"colour": 1}', "is not a plan file"),
+        ("{}", "expected 'placewright-plan', version 1"),
+        ('{"format": "placewright-plan", "version": 1, "x": 2}', "is wrong: object "),
     ],
 )
 def test_what_is_no_plan_is_refused(tmp_path, text, words):

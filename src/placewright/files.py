@@ -1,4 +1,9 @@
-"""The one way in and out of the disk: bounded reads, gzip, and writes that are never half done."""
+"""
+The one way in and out of the disk.
+
+This module owns bounded reads, gzip, the check of a JSON file's format and version, and writes that
+are never half done.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +13,13 @@ import os
 import tempfile
 import zlib
 from pathlib import Path
+from typing import TypeVar
+
+import msgspec
 
 from placewright.errors import InputError
+
+Content = TypeVar("Content")
 
 MAX_BYTES = 2**30
 """The largest file that is read, packed or unpacked. A graph of a million ops is under half."""
@@ -68,6 +78,51 @@ def _unpack(data: bytes, path: Path, what: str) -> bytes:
     if not unpacker.eof:
         raise InputError(f"The {what} `{path}` is cut off inside its gzip data. Make it again.")
     return plain
+
+
+class _Head(msgspec.Struct):
+    format: str = ""
+    version: int = 0
+
+
+def read_json(path: str | Path, content: type[Content], what: str) -> Content:
+    """
+    Read a JSON file of ours: ``format`` and ``version`` first, then everything, typed.
+
+    Parameters
+    ----------
+    path
+        The file, gzipped or not.
+    content
+        The type to decode to. Its format is ``"placewright-"`` and the first word of `what`.
+    what
+        What it should hold ("graph file").
+
+    Raises
+    ------
+    InputError
+        The file cannot be read, is not JSON, has another format or version, or does not decode.
+    """
+    data = read(path, what)
+    expected = f"placewright-{what.split(maxsplit=1)[0]}"
+    try:
+        head = msgspec.json.decode(data, type=_Head)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"`{path}` is not a {what}: {_reason(error)}.") from None
+    if head.format != expected or head.version != 1:
+        raise InputError(
+            f"`{path}` has format {head.format!r}, version {head.version!r}; expected"
+            f" {expected!r}, version 1."
+        )
+    try:
+        return msgspec.json.decode(data, type=content)
+    except msgspec.DecodeError as error:
+        raise InputError(f"The {what} `{path}` is wrong: {_reason(error)}.") from None
+
+
+def _reason(error: Exception) -> str:
+    text = str(error)
+    return text[:1].lower() + text[1:].rstrip(".")
 
 
 def write(path: str | Path, data: bytes) -> None:

@@ -82,31 +82,8 @@ def read_ops(path: str | Path) -> tuple[str, list[Op]]:
     InputError
         The file cannot be read or is not a graph file.
     """
-    data = files.read(path, "graph file")
-    try:
-        head = msgspec.json.decode(data, type=_Head)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"`{path}` is not a graph file: {_reason(error)}.") from None
-    if head.format != "placewright-graph" or head.version != 1:
-        raise InputError(
-            f"`{path}` has format {head.format!r}, version {head.version!r}; expected"
-            " 'placewright-graph', version 1."
-        )
-    try:
-        file = msgspec.json.decode(data, type=_File)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"The graph file `{path}` is wrong: {_reason(error)}.") from None
+    file = files.read_json(path, _File, "graph file")
     return file.name, file.ops
-
-
-class _Head(msgspec.Struct):
-    format: str = ""
-    version: int = 0
-
-
-def _reason(error: Exception) -> str:
-    text = str(error)
-    return text[:1].lower() + text[1:].rstrip(".")
 
 
 def write_ops(path: str | Path, name: str, ops: list[Op]) -> None:

@@ -129,17 +129,7 @@ class Plan(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True
         InputError
             The file cannot be read or is not a plan.
         """
-        data = files.read(path, "plan file")
-        try:
-            plan = msgspec.json.decode(data, type=cls)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise InputError(f"`{path}` is not a plan file: {error}.") from None
-        if plan.format != "placewright-plan" or plan.version != 1:
-            raise InputError(
-                f"`{path}` has format {plan.format!r}, version {plan.version}; expected"
-                " 'placewright-plan', version 1."
-            )
-        return plan
+        return files.read_json(path, cls, "plan file")
 
     def save(self, path: str | Path) -> None:
         """Save as a ``plan.json`` file, whole or not at all."""
