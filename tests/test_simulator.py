@@ -132,6 +132,27 @@ def test_disciplines_choose_among_ready_ops():
     assert starts(simulate(problem, placement, "priority", [0, 0, 0, 7, 7]))[3:] == [20, 24]
 
 
+def test_transfers_that_end_together_end_in_request_order():
+    # Each link has a channel of its own, so p and q can both arrive at 6, after r has at 5: p was
+    # requested at 1 and q at 3, though q's channel and its reader have the lower numbers.
+    problem = tiny.problem(
+        [
+            Op(name="busy", outputs=[]),
+            Op(name="p", outputs=[4]),
+            Op(name="q", outputs=[2]),
+            Op(name="r", outputs=[4]),
+            Op(name="b", inputs=["q"], outputs=[]),
+            Op(name="a", inputs=["p"], outputs=[]),
+            Op(name="c", inputs=["r"], outputs=[]),
+        ],
+        {"busy": 10, "p": 1, "q": 3, "r": 0, "a": 5, "b": 5, "c": 5},
+        worlds.make_cluster(("cuda",) * 4, link_channels=[(c,) for c in range(16)]),
+    )
+    timeline = simulate(problem, [0, 2, 1, 3, 0, 0, 0])
+    assert moves(timeline) == [(2, 0, 0, 5), (0, 0, 1, 6), (1, 0, 3, 6)]
+    assert timeline.op_start_ps[[4, 5, 6]].tolist() == [20, 15, 10]
+
+
 def test_workspace_is_held_only_while_the_op_runs():
     problem = tiny.problem(
         [Op(name="a", outputs=[3], workspace=9), Op(name="b", outputs=[1])], {"a": 2, "b": 2}

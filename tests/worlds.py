@@ -20,7 +20,7 @@ def clusters(draw, max_devices=4):
     count = draw(st.integers(1, max_devices))
     kinds = [draw(st.sampled_from(("cpu", "cuda"))) for _ in range(count)]
     latency = [[draw(st.sampled_from((0, 1, 1, 2, 5))) for _ in range(count)] for _ in range(count)]
-    rate = [[draw(st.sampled_from((1, 1, 2, 0.5))) for _ in range(count)] for _ in range(count)]
+    rate = [[draw(st.sampled_from((1, 1, 2, 0.5, 8))) for _ in range(count)] for _ in range(count)]
     return make_cluster(
         kinds,
         latency_ps=latency,

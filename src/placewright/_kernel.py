@@ -490,7 +490,7 @@ def _choose_triggers(fixed, work):
             if stream[d].head == stream[d].tail or soonest >> 32 >= fetch[f].first_reader:
                 stream[d].trigger = fetch[f].previous
                 break
-            stream[d].trigger = max(stream[d].trigger, soonest >> 32)
+            stream[d].trigger = soonest >> 32  # no fetch in the heap is read before it
             done = soonest & 0xFFFFFFFF
             stream[d].held -= fixed.tensor[fetch[done].tensor].bytes
             _sift_down(heap, stream[d].head, stream[d].tail)
