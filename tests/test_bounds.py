@@ -73,6 +73,10 @@ def test_the_critical_path_takes_each_op_at_its_fastest():
     assert critical_path_ps(problem) == 5
 
 
+def test_the_critical_path_is_exact_where_floats_are_not():
+    assert critical_path_ps(tiny.problem([Op(name="a")], {"a": 2**53 + 3})) == 2**53 + 3
+
+
 def test_identical_devices_share_the_work():
     problem = tiny.problem([Op(name=f"op{k}") for k in range(3)], {f"op{k}": 10 for k in range(3)})
     assert load_ps(problem) == 15

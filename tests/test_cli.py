@@ -9,6 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from placewright.cli import app
+from placewright.graph import Graph
+from placewright.graph_file import Op
 from placewright.load import load_model
 from placewright.plan import Plan
 
@@ -54,12 +56,12 @@ def test_a_plan_and_a_trace_can_be_saved_and_the_plan_simulated(tmp_path):
     assert json.loads(trace.read_text())["traceEvents"]
     again = run(*SIMULATE, "--plan", plan, "--json")
     assert again.exit_code == 0
-    assert json.loads(again.stdout)["name"] == "plan everything on cpu"
+    assert json.loads(again.stdout)["name"] == "everything on cpu"
 
 
 def test_a_bare_placement_can_be_simulated(tmp_path):
     path = tmp_path / "placement.json"
-    path.write_text(json.dumps(["cuda:1"] * load_model("gpt2-small").num_ops))
+    path.write_text(json.dumps(dict.fromkeys(load_model("gpt2-small").op_names, "cuda:1")))
     result = run(*SIMULATE, "--plan", path, "--json")
     assert json.loads(result.stdout)["device_utilisation"]["cuda:1"] == 1.0
 
@@ -81,6 +83,44 @@ def test_list_names_models_and_clusters():
     assert "Where the figures come from" in run("list", "clusters").stdout
 
 
+def test_the_version_is_shown():
+    assert run("--version").stdout.startswith("placewright 0.")
+
+
+def test_names_that_look_like_markup_are_printed_as_they_are(tmp_path):
+    path = tmp_path / "m[bold].graph.json"
+    Graph.build("[/x]", [Op(name="a[/b]", kind="[red]mm", flops=1e9)]).save(path)
+    trace = tmp_path / "t[bold].json"
+    result = run("simulate", path, "--cluster", "laptop", "--on", "cpu", "--trace", trace)
+    assert result.exit_code == 0
+    assert "[/x] on laptop" in result.stdout
+    assert f"The timeline is in {trace}." in result.stdout
+    assert "[red]mm" in run("inspect", path).stdout
+
+
+def test_a_reader_that_goes_away_is_no_error():
+    script = f"{sys.executable} -m placewright.cli list clusters | true; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() in ("0", "141")
+    assert done.stderr == ""
+
+
+def test_without_a_place_for_compiled_code_it_still_runs(tmp_path):
+    # As numba does when neither the package nor the user's cache directory can be written to.
+    script = """if True:
+        from numba.core import caching
+        def nowhere(*_):
+            raise RuntimeError("cannot cache function: no locator available")
+        caching.FunctionCache.__init__ = nowhere
+        from placewright import _kernel
+        print(type(_kernel.run_many).__name__, type(_kernel.run_many._cache).__name__)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["CPUDispatcher", "NullCache"]
+
+
 def test_help_teaches():
     assert "placewright list models" in run("--help").stdout
     assert "Everything on one GPU" in run("simulate", "--help").stdout
@@ -96,6 +136,9 @@ def test_help_teaches():
             [*SIMULATE, "--on", "cpu", "--plan", "x.json"],
             "with either `--plan FILE` or `--on DEVICE`",
         ),
+        ([*SIMULATE, "--on", "cpu", "--trace", "x", "--save", "x"], "both name `x`"),
+        (["inspect", ""], "There is no model ``"),
+        (["inspect", "x" * 5000], "There is no model"),
         (
             [*SIMULATE, "--on", "tpu"],
             "Cluster `k40x4` has no device `tpu`. Its devices are: cpu, cuda:0",

@@ -89,6 +89,11 @@ latency = "1ms"
     assert channels(cluster, "cuda:1", "cpu") == ["cuda:0 out", "bus"]
 
 
+def test_a_name_that_looks_like_a_glob_stands_for_itself(tmp_path):
+    text = EXAMPLE.replace("cuda:0", "gpu[0]").replace("cuda:1", "gpu[1]")
+    assert load(tmp_path, text).bytes_per_s[1, 2] == 1e10
+
+
 def test_one_device_needs_no_link(tmp_path):
     text = EXAMPLE.split("[[device]]")
     assert load(tmp_path, "[[device]]".join(text[:2])).num_devices == 1
@@ -144,6 +149,18 @@ def test_one_device_needs_no_link(tmp_path):
             "either `between`, or both `from` and `to`",
         ),
         ('channels = ["pcie"]', "channels = []", "has no channel"),
+        ('channels = ["pcie"]', 'channels = [""]', "has an empty name"),
+        ('name = "cpu"', 'name = ""', "has an empty name"),
+        ('between = ["cuda:0", "cuda:1"]', 'between = ["cpu", "cpu"]', "it names one device"),
+        (
+            "matmul = 0.7",
+            "matmull = 0.7",
+            "efficiency for `matmull`; the families of ops",
+        ),
+        ('memory = "12GiB"', "memory = 1e19", "expected less than 4 EiB"),
+        ('memory = "12GiB"', "memory = " + "9" * 5000, "is not TOML"),
+        ('latency = "15us"', "latency = 1e200", "has a latency of 1e+200 s"),
+        ('name = "two-gpus"', "name = " + "[" * 50_000, "nested too deeply"),
         ('kind = "cpu"', 'kind = "cpu"\ncolour = "red"', "unknown field `colour`"),
         ('name = "two-gpus"', "", "missing required field `name`"),
         ('name = "two-gpus"', "name = ", "is not TOML"),

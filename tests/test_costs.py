@@ -67,6 +67,13 @@ def test_measured_times_win_by_name_then_model_then_kind():
         ("aten.scaled_dot_product_attention", "attention"),
         ("aten.native_layer_norm", "reduction"),
         ("aten.embedding", "gather"),
+        ("aten.mm.default", "matmul"),
+        ("aten.convolution.default", "convolution"),
+        ("aten._softmax.default", "reduction"),
+        ("aten.add.Tensor", "elementwise"),
+        ("aten.maximum", "elementwise"),
+        ("onnx.GlobalAveragePool", "reduction"),
+        ("onnx.LayerNormalization", "reduction"),
         ("aten.cat", "movement"),
         ("aten.gelu", "elementwise"),
         ("op", "elementwise"),
@@ -81,6 +88,9 @@ def test_times_that_int64_cannot_hold_are_refused():
         microseconds(flops=1e20)
     with pytest.raises(InputError, match="in all; expected at most"):
         Costs(np.full((3, 1), 2**61))
+    for wrong in (np.zeros((2, 2)), np.zeros(3, dtype=int), [[1.5]]):
+        with pytest.raises(InputError, match=r"expected whole picoseconds by \(op, device\)"):
+            Costs(wrong)
     with pytest.raises(InputError, match="expected no negative time"):
         Costs(np.array([[-1]]))
 

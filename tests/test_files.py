@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gzip
 import os
 
 import pytest
@@ -28,6 +29,42 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypat
         files.write(path, b"new")
     assert path.read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["plan.json"]
+
+
+def test_an_interrupted_write_leaves_nothing(tmp_path, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fsync", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        files.write(tmp_path / "plan.json", b"new")
+    assert os.listdir(tmp_path) == []
+
+
+def test_links_are_followed_and_pipes_are_written_to(tmp_path):
+    real, link, pipe = tmp_path / "real.json", tmp_path / "link.json", tmp_path / "pipe"
+    link.symlink_to(real)
+    files.write(link, b"x")
+    assert link.is_symlink()
+    assert real.read_bytes() == b"x"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    files.write(pipe, b"through")
+    assert os.read(reader, 100) == b"through"
+    os.close(reader)
+    assert pipe.is_fifo()
+
+
+def test_gzip_files_of_several_members_are_read(tmp_path):
+    path = tmp_path / "a.gz"
+    path.write_bytes(gzip.compress(b"one ") + gzip.compress(b"two"))
+    assert files.read(path, "test file") == b"one two"
+
+
+def test_a_file_without_end_is_refused(monkeypatch):
+    monkeypatch.setattr(files, "MAX_BYTES", 1000)
+    with pytest.raises(InputError, match="`/dev/zero` does not end"):
+        files.read("/dev/zero", "test file")
 
 
 def test_files_are_readable_by_others_as_usual(tmp_path):
@@ -83,6 +120,6 @@ def test_figures_are_written_for_people():
         "3.20 GiB",
     ]
     assert [format_time(s) for s in (0, 3e-9, 1.5e-6, 0.25, 90)] == [
-        "0.00 ns", "3.00 ns", "1.50 µs", "250.00 ms", "90.00 s",
+        "0.00 ns", "3.00 ns", "1.50 us", "250.00 ms", "90.00 s",
     ]  # fmt: skip
     assert [format_count(n) for n in (12, 1234, 7.16e12)] == ["12", "1.23 k", "7.16 T"]

@@ -177,7 +177,9 @@ def op(**fields):
         ([op(outputs=[{"bytes": 1, "colour": 2}])], "unknown field `colour`"),
         ([op(outputs=[-1])], "Tensor `a` has -1 bytes"),
         ([op(outputs=[2**63])], "int64"),
-        ([op(outputs=[2**61, 2**61])], "more than int64 can hold"),
+        ([op(outputs=[2**52, 2**52])], "add up to 9.01e+15 bytes; expected less than"),
+        ([op(outputs=[10**400])], "more than int64 can hold"),
+        ([op(inputs=["a:" + "1" * 5000])], "there is no such op"),
         ([op(outputs=[1.5])], "expected `int | object`, got `float`"),
         ([op(flops=-1)], "has -1 flops"),
         ([op(bytes=-2)], "has -2 bytes"),
@@ -339,6 +341,52 @@ def test_wrong_arrays_are_told_what_is_wrong(changes, words):
     with pytest.raises(InputError) as caught:
         array_graph(**changes)
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"outputs": [Output(1.9)]}, "expected `int`, got `float`"),
+        ({"outputs": ["12"]}, "expected `int | object`, got `str`"),
+        ({"workspace": 1.5}, "expected `int`, got `float`"),
+        ({"devices": "cpu"}, "expected `array | null`, got `str`"),
+        ({"inputs": "a"}, "expected `array`, got `str`"),
+        ({"phase": "sideways"}, "invalid enum value 'sideways'"),
+        ({"flops": float("nan")}, "expected `float`, got `null`"),
+        ({"kind": object()}, "a object cannot be part of a graph"),
+    ],
+)
+def test_ops_made_in_code_are_checked_like_those_of_a_file(fields, words):
+    with pytest.raises(InputError) as caught:
+        Graph.build("g", [Op(name="a", **fields)])
+    assert words in str(caught.value)
+
+
+def test_numbers_of_numpy_are_numbers():
+    graph = Graph.build("g", [Op(name="a", outputs=[np.int64(4)], flops=np.float32(2))])
+    assert graph.tensor_bytes.tolist() == [4]
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b'{"format": "placewright-graph", "version": 1, "name": "\xff", "ops": []}', "utf-8"),
+        (b'{"a":' * 200_000, "nested too deeply"),
+    ],
+)
+def test_strange_bytes_and_deep_nesting_are_refused(tmp_path, content, words):
+    path = tmp_path / "m.graph.json"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=words):
+        Graph.load(path)
+
+
+def test_a_graph_keeps_its_own_copy_of_arrays():
+    sizes = np.array([1, 2])
+    graph = array_graph(tensor_bytes=sizes, use_op=np.array([1, 2], np.int64))
+    sizes[0] = 99
+    assert graph.tensor_bytes.tolist() == [1, 2]
+    assert graph.fingerprint == EXAMPLE_GRAPH.fingerprint
 
 
 def test_arrays_cannot_be_written_to():

@@ -36,9 +36,10 @@ MAY_IMPORT = {
     "load": {"errors", "graph", "cluster"},
     "report": set(),
     "report.terminal": {"bounds", "cluster", "costs", "graph", "timeline", "units"},
+    "__version__": set(),
     "cli": {
-        "bounds", "cluster", "errors", "load", "plan", "problem", "report.terminal", "simulator",
-        "timeline", "trace",
+        "__version__", "bounds", "cluster", "errors", "load", "plan", "problem", "report.terminal",
+        "simulator", "timeline", "trace",
     },
 }  # fmt: skip
 

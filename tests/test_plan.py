@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from placewright.errors import InputError
-from placewright.plan import Plan, is_plan_file, load_placement
+from placewright.plan import Plan, load_plan_or_placement, placement_by_name
 from placewright.problem import Candidate, Problem
 from placewright.simulator import simulate
 
@@ -92,7 +92,7 @@ def test_a_plan_that_names_unknown_things_is_refused(tmp_path):
         ({"devices": {"f0": "cuda:0"}}, "has 1 entries and none for op `x`; expected 7"),
         ({"triggers": [{"tensor": "w9", "device": "cuda:0", "after": None}]}, "names tensor `w9`"),
         ({"triggers": [{"tensor": "w2", "device": "cuda:0", "after": "f9"}]}, "names op `f9`"),
-        ({"discipline": "priority", "priorities": {"x": 1}}, "names priority of op `w0`"),
+        ({"discipline": "priority", "priorities": {"x": 1}}, "is only in the graph"),
     ):
         path.write_text(json.dumps(content | change))
         with pytest.raises(InputError) as caught:
@@ -123,21 +123,18 @@ def test_a_plan_of_a_later_version_is_refused(tmp_path):
         Plan.load(path)
 
 
-def test_bare_placements_are_lists_or_objects(tmp_path):
+def test_a_bare_placement_is_an_object(tmp_path):
     path = tmp_path / "p.json"
-    path.write_text('["cuda:0", "cuda:1", "cuda:0"]')
-    assert not is_plan_file(path)
-    assert load_placement(tiny.chain(), path) == [0, 1, 0]
     path.write_text('{"c": "cuda:0", "b": "cuda:1", "a": "cuda:0"}')
-    assert load_placement(tiny.chain(), path) == [0, 1, 0]
-    for text, words in (
-        ('["cuda:0"]', "has 1 entries; expected 3"),
-        ('["cuda:0", "cuda:1", "tpu"]', "no device `tpu`"),
-        ('{"a": "cuda:0"}', "has 1 entries and none for op `b`"),
-        ("[0, 1, 0]", "neither a plan nor a placement"),
-        ("oops", "neither a plan nor a placement"),
-    ):
+    loaded = load_plan_or_placement(path)
+    assert placement_by_name(tiny.chain(), loaded) == [0, 1, 0]
+    plan_of(simulate(tiny.chain(), [0, 1, 0])).save(path)
+    assert isinstance(load_plan_or_placement(path), Plan)
+    for text in ('["cuda:0"]', "oops", "7", '{"a": 0}'):
         path.write_text(text)
-        with pytest.raises(InputError) as caught:
-            load_placement(tiny.chain(), path)
-        assert words in str(caught.value)
+        with pytest.raises(InputError, match=r"p\.json"):
+            load_plan_or_placement(path)
+    with pytest.raises(InputError, match="has 1 entries and none for op `b`"):
+        placement_by_name(tiny.chain(), {"a": "cuda:0"})
+    with pytest.raises(InputError, match="no device `tpu`"):
+        placement_by_name(tiny.chain(), {"a": "tpu", "b": "tpu", "c": "tpu"})

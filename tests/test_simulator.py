@@ -348,6 +348,7 @@ def test_golden_makespans_are_bit_identical():
         ),
         (Candidate([0, 0, 0], "priority"), "`priorities` are missing"),
         (Candidate([0, 0, 0], "fifo", [1, 2, 3]), "`priorities` are given"),
+        (Candidate([0, 0, 0], "priority", [[1, 2, 3]]), "has shape (1, 3); expected (3,)"),
         (Candidate([0, 0, 0], "priority", [1, 2]), "expected 3 numbers, one an op"),
         (Candidate([0, 0, 0], "priority", [1, 2, float("nan")]), "not finite"),
     ],
@@ -378,14 +379,34 @@ def test_a_wrong_trigger_is_told_what_is_wrong(triggers, words):
     ("arguments", "words"),
     [
         (([0, 0, 0],), "expected (B, 3)"),
-        (([[0, 0, 0]], "priority"), "needs them"),
-        (([[0, 0, 0]], "priority", [[1, 2, 3], [1, 2, 3]]), "2 rows for 1 placements"),
+        (([[0, 0, 0]], "priority"), "`priorities` are missing"),
+        (([[0, 0, 0]], "priority", [[1, 2, 3], [1, 2, 3]]), "expected (3,) or (1, 3)"),
+        (([[0, 0, 0]], "lifo"), "`discipline` is 'lifo'"),
+        (
+            ([[0, 0, 0]], "fifo", None, 0),
+            "`num_threads` is 0",
+        ),
     ],
 )
 def test_wrong_batches_are_told_what_is_wrong(arguments, words):
     with pytest.raises(InputError) as caught:
         simulate_many(tiny.chain(), *arguments)
     assert words in str(caught.value)
+
+
+def test_a_timeline_does_not_change_with_the_callers_arrays():
+    placement, priorities = np.array([0, 1, 0], dtype=np.int32), np.array([1.0, 2.0, 3.0])
+    timeline = simulate(tiny.chain(), placement, "priority", priorities)
+    placement[:] = 1
+    priorities[:] = 0
+    assert timeline.candidate.placement.tolist() == [0, 1, 0]
+    assert timeline.candidate.priorities.tolist() == [1, 2, 3]
+    assert len(timeline.critical_path) == 5
+
+
+def test_a_negative_window_is_refused():
+    with pytest.raises(InputError, match="`window_bytes` is -1"):
+        default_triggers(tiny.chain(), [0, 0, 0], -1)
 
 
 def test_a_candidate_brings_its_own_order():

@@ -200,7 +200,17 @@ _inner: dict[str, Any] = {
 }
 _inline = numba.njit(forceinline=True, **_inner)
 _cold = numba.njit(**_inner)
-_outer: Any = numba.njit(cache=True, nogil=True, error_model="numpy", _nrt=False)  # type: ignore[call-overload]
+
+
+_callable: dict[str, Any] = {"error_model": "numpy", "_nrt": False, "nogil": True}
+
+
+def _outer(function):
+    """Compile `function` for callers in Python; keep it on disk where that is possible."""
+    try:
+        return numba.njit(cache=True, **_callable)(function)
+    except RuntimeError:  # neither the package nor the user's cache directory can be written to
+        return numba.njit(**_callable)(function)
 
 
 @_inline

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from placewright.costs import PS_PER_S
-from placewright.graph import FloatArray, IntArray
+from placewright.graph import BoolArray, FloatArray, IntArray
 from placewright.problem import Problem
 
 _ROUNDING = 1e-9
@@ -103,18 +103,23 @@ def combined_ps(problem: Problem) -> int:
     return _combined_ps(problem, heads, tails, _device_weights(problem))
 
 
-def _allowed_ps(problem: Problem) -> FloatArray:  # [N, D]
-    """Give op times, infinite where the op (or its co-location group) may not run."""
+def _allowed(problem: Problem) -> BoolArray:  # [N, D]
+    """Tell where each op may run together with its co-location group."""
     allowed = problem.allowed.copy()
     member = problem.graph.op_colocation >= 0
     allowed[member] &= problem.colocation_allowed[problem.graph.op_colocation[member]]
-    return np.where(allowed, problem.costs.op_ps.astype(np.float64), np.inf)
+    return allowed
+
+
+def _allowed_ps(problem: Problem) -> FloatArray:  # [N, D]
+    """Give op times, infinite where the op may not run."""
+    return np.where(_allowed(problem), problem.costs.op_ps.astype(np.float64), np.inf)
 
 
 def _fastest_ps(problem: Problem) -> IntArray:  # [N]
-    fastest: IntArray = _allowed_ps(problem).min(axis=1).astype(np.int64)
-    fastest[problem.graph.op_is_resident] = 0
-    return fastest
+    never = np.iinfo(np.int64).max
+    times = np.where(_allowed(problem), problem.costs.op_ps, never)  # exact: no floats
+    return np.where(problem.graph.op_is_resident, 0, times.min(axis=1))
 
 
 def _heads_and_tails(problem: Problem) -> tuple[IntArray, IntArray]:  # [N] each
@@ -152,9 +157,10 @@ def _items_ps(problem: Problem) -> FloatArray:  # [M, D]
 def _device_weights(problem: Problem) -> FloatArray:  # [D]
     """Find weights, non-negative and of sum 1, that make the load bound large."""
     items = _items_ps(problem)
-    columns, class_of = np.unique(items, axis=1, return_inverse=True)  # [M, K]
-    class_of = class_of.reshape(-1)
+    alike: dict[bytes, int] = {}
+    class_of = np.array([alike.setdefault(c.tobytes(), len(alike)) for c in items.T.copy()])  # [D]
     sizes = np.bincount(class_of)  # [K]
+    columns = items[:, np.unique(class_of, return_index=True)[1]]  # [M, K]
     if len(sizes) == 1:
         per_class = np.ones(1)
     elif len(sizes) == 2:

@@ -8,6 +8,7 @@ result, and nothing else, goes to standard output; words for people go to standa
 from __future__ import annotations
 
 import json
+import signal
 import sys
 import threading
 from collections.abc import Iterator
@@ -47,6 +48,26 @@ JsonOption = Annotated[
 ]
 
 
+def _show_version(is_asked: bool) -> None:
+    if is_asked:
+        from placewright import __version__
+
+        print(f"placewright {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _app(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_show_version, is_eager=True, help="Show the version and exit."
+        ),
+    ] = False,
+) -> None:
+    pass
+
+
 class Discipline(str, Enum):
     """The orders that can be chosen here; `priority` needs a plan that has priorities."""
 
@@ -74,8 +95,7 @@ def simulate(
     plan: Annotated[
         Optional[Path],
         typer.Option(
-            help="A plan, or a placement: a JSON object from op names to device names, or a list of"
-            " device names, one an op in the graph's order.",
+            help="A plan, or a placement: a JSON object from op names to device names.",
             show_default=False,
         ),
     ] = None,
@@ -119,11 +139,14 @@ def simulate(
     """
     with _user_errors():
         from placewright.bounds import lower_bounds
+        from placewright.errors import InputError
         from placewright.load import load_cluster, load_model
         from placewright.plan import Plan
         from placewright.problem import Problem
         from placewright.trace import save_trace
 
+        if trace is not None and trace == save:
+            raise InputError(f"`--trace` and `--save` both name `{trace}`. Give them two names.")
         problem = Problem(load_model(model), load_cluster(cluster))
         name, candidate = _candidate(problem, plan, on, discipline)
         timeline = _simulate(problem, candidate)
@@ -228,7 +251,7 @@ def _candidate(
 ) -> tuple[str, Candidate]:
     """Find the candidate that the options name, and a name for it."""
     from placewright.errors import InputError
-    from placewright.plan import Plan, is_plan_file, load_placement
+    from placewright.plan import Plan, load_plan_or_placement, placement_by_name
     from placewright.problem import Candidate
 
     if (plan is None) == (on is None):
@@ -238,19 +261,20 @@ def _candidate(
         placement = [problem.cluster.device_index(on)] * problem.num_ops
         return f"everything on {on}", Candidate(placement, order)
     assert plan is not None
-    if not is_plan_file(plan):
-        return f"placement {plan.name}", Candidate(load_placement(problem, plan), order)
+    loaded = load_plan_or_placement(plan)
+    if not isinstance(loaded, Plan):
+        return plan.name, Candidate(placement_by_name(problem, loaded), order)
     if discipline is not None:
         raise InputError(f"`{plan}` is a plan, which brings its own order; drop `--discipline`.")
-    loaded = Plan.load(plan)
-    return f"plan {loaded.name}", loaded.candidate(problem)
+    return loaded.name, loaded.candidate(problem)
 
 
 def _simulate(problem: Problem, candidate: Candidate) -> Timeline:
     with _says_after(1.0, "Compiling the simulator, once for this machine (about ten seconds)..."):
-        from placewright.simulator import simulate as run
+        from placewright import simulator
 
-        return run(problem, candidate)
+        simulator.warm_up(problem)
+    return simulator.simulate(problem, candidate)
 
 
 def _simulate_alone(problem: Problem, device: int) -> Timeline | None:
@@ -300,7 +324,7 @@ def _user_errors() -> Iterator[None]:
 def _print(what: Any) -> None:
     from rich.console import Console
 
-    Console(highlight=False).print(what)
+    Console(highlight=False, markup=False).print(what, soft_wrap=isinstance(what, str))
 
 
 def _print_json(what: Any) -> None:
@@ -308,7 +332,9 @@ def _print_json(what: Any) -> None:
 
 
 def main() -> None:
-    """Run the command line."""
+    """Run the command line; a reader that goes away (``| head``) ends it quietly."""
+    if hasattr(signal, "SIGPIPE"):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     app()
 
 

@@ -25,6 +25,21 @@ from placewright import files
 from placewright.errors import InputError
 from placewright.units import parse_bytes, parse_rate, parse_time
 
+OP_FAMILIES = (
+    "matmul",
+    "convolution",
+    "attention",
+    "reduction",
+    "gather",
+    "movement",
+    "elementwise",
+    "other",
+)
+"""What a device may give an efficiency for; `placewright.costs` sorts ops into them."""
+
+MAX_RATE = 1e24
+MAX_LATENCY_S = 1e6
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Cluster:
@@ -35,8 +50,8 @@ class Cluster:
     is a device copying to itself, which never happens. A transfer occupies every channel of its
     link; by default those are the source's sending engine and the destination's receiving one.
 
-    Guarantees, checked here: at least one device; names are unique; memory, rates and bandwidths
-    are positive and finite; every link has at least one channel.
+    Guarantees, checked here: at least one device; names are unique and not empty; memory is
+    positive; rates and bandwidths are at least 1 a second; every link has at least one channel.
 
     Raises
     ------
@@ -62,9 +77,10 @@ class Cluster:
 
     def __post_init__(self) -> None:
         _check(self)
-        for array in vars(self).values():
-            if isinstance(array, np.ndarray):
-                array.flags.writeable = False
+        for name, value in vars(self).items():
+            if isinstance(value, np.ndarray):
+                object.__setattr__(self, name, value.copy())
+                getattr(self, name).flags.writeable = False
 
     @classmethod
     def load(cls, path: str | Path) -> Cluster:
@@ -139,6 +155,9 @@ def _check(cluster: Cluster) -> None:
         raise InputError(
             f"Cluster `{cluster.name}` has no devices. Give it at least one `[[device]]`."
         )
+    for name in (*cluster.device_names, *cluster.channel_names):
+        if not name:
+            raise InputError("A device or a channel has an empty name. Give it one.")
     for name in cluster.device_names:
         if cluster.device_names.count(name) > 1:
             raise InputError(
@@ -146,7 +165,7 @@ def _check(cluster: Cluster) -> None:
             )
     for field, unit in (("memory_bytes", "bytes of memory"), ("memory_bytes_per_s", "bytes/s")):
         values = getattr(cluster, field)
-        bad = np.flatnonzero(~(np.isfinite(values) & (values > 0)))
+        bad = np.flatnonzero(~((values >= 1) & (values <= MAX_RATE)))
         if bad.size:
             raise InputError(
                 f"Device `{cluster.device_names[bad[0]]}` has {values[bad[0]]:g} {unit};"
@@ -161,9 +180,17 @@ def _check(cluster: Cluster) -> None:
                 " not listed. Add it to `flops`."
             )
         for dtype, rate in rates.items():
-            if not (np.isfinite(rate) and rate > 0):
-                raise InputError(f"Device `{name}` does {rate:g} {dtype} flops/s; expected > 0.")
+            if not 1 <= rate <= MAX_RATE:
+                raise InputError(
+                    f"Device `{name}` does {rate:g} {dtype} flops/s; expected a number from 1 to"
+                    f" {MAX_RATE:g}."
+                )
         for family, share in shares.items():
+            if family not in OP_FAMILIES:
+                raise InputError(
+                    f"Device `{name}` has an efficiency for `{family}`; the families of ops are:"
+                    f" {', '.join(OP_FAMILIES)}."
+                )
             if not 0 < share <= 1:
                 raise InputError(
                     f"Device `{name}` has efficiency {share:g} for {family}; expected a number"
@@ -180,15 +207,15 @@ def _check_links(cluster: Cluster) -> None:
                 continue
             link = f"from `{cluster.device_names[source]}` to `{cluster.device_names[target]}`"
             rate, latency = cluster.bytes_per_s[source, target], cluster.latency_s[source, target]
-            if not (np.isfinite(rate) and rate > 0):
+            if not 1 <= rate <= MAX_RATE:
                 raise InputError(
                     f"The link {link} carries {rate:g} bytes/s; expected a positive number. Every"
                     " pair of devices needs a `bandwidth`, in `[link]` or in a `[[pair]]`."
                 )
-            if not (np.isfinite(latency) and latency >= 0):
+            if not 0 <= latency <= MAX_LATENCY_S:
                 raise InputError(
-                    f"The link {link} has a latency of {latency:g} s; expected a number that is"
-                    " not negative, in `[link]` or in a `[[pair]]`."
+                    f"The link {link} has a latency of {latency:g} s; expected a number from 0 to"
+                    f" {MAX_LATENCY_S:g}, in `[link]` or in a `[[pair]]`."
                 )
             if not cluster.link_channels[source * count + target]:
                 raise InputError(f"The link {link} has no channel. Name at least one.")
@@ -230,10 +257,10 @@ class _File(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 def _parse(data: bytes, what: str) -> Cluster:
     try:
         file = msgspec.convert(tomllib.loads(data.decode()), type=_File)
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{what} is not TOML: {error}.") from None
     except msgspec.ValidationError as error:
-        raise InputError(f"{what} is wrong: {str(error)[:1].lower()}{str(error)[1:]}.") from None
+        raise InputError(f"{what} is wrong: {files.reason_of(error)}.") from None
+    except (ValueError, RecursionError) as error:  # tomllib raises both, and its own
+        raise InputError(f"{what} is not TOML: {files.reason_of(error)}.") from None
     try:
         return _build(file)
     except InputError as error:
@@ -309,6 +336,8 @@ class _Links:
 
     def apply(self, where: str, link: _Link, sources: list[int], targets: list[int]) -> None:
         """Set what `link` gives on every link from `sources` to `targets`."""
+        if isinstance(link, _Pair) and sources == targets and len(sources) == 1:
+            raise InputError(f"There is no link in {where}: it names one device.")
         channels: tuple[int, ...] | None = None
         if link.channels is not None:
             for name in link.channels:
@@ -331,6 +360,8 @@ class _Links:
 
     def match(self, pattern: str) -> list[int]:
         """Find the devices that a name or a glob such as ``"host0/*"`` stands for."""
+        if pattern in self.names:
+            return [self.names.index(pattern)]
         found = [d for d, name in enumerate(self.names) if fnmatch.fnmatchcase(name, pattern)]
         if not found:
             raise InputError(

@@ -9,6 +9,7 @@ Letters: ``N`` ops, ``D`` devices.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,35 +22,58 @@ from placewright.graph import Graph
 PS_PER_S = 1e12
 MAX_TOTAL_PS = 2**62
 
-_FAMILIES = {
-    "matmul": ("mm", "matmul", "gemm", "linear", "einsum", "dot"),
-    "convolution": ("conv",),
-    "attention": ("attention",),
-    "reduction": ("sum", "mean", "softmax", "norm", "max", "pool", "loss"),
-    "gather": ("embedding", "gather", "scatter", "index", "slice", "select"),
-    "movement": ("copy", "cat", "concat", "transpose", "clone", "stack", "split", "pad"),
+_WORDS = {
+    "matmul": {
+        "mm",
+        "addmm",
+        "bmm",
+        "baddbmm",
+        "mv",
+        "addmv",
+        "matmul",
+        "gemm",
+        "linear",
+        "einsum",
+    },
+    "gather": {"embedding", "gather", "scatter", "index", "slice", "select"},
+    "reduction": {"sum", "mean", "softmax", "norm", "normalization", "amax", "argmax", "loss"},
+    "movement": {"copy", "cat", "concat", "transpose", "clone", "stack", "split", "pad"},
 }
 
 
 def family_of(kind: str) -> str:
     """
-    Sort an op kind such as ``"aten.mm"`` or ``"onnx.Conv"`` into a family.
+    Sort an op kind such as ``"aten.mm"``, ``"aten.add.Tensor"`` or ``"onnx.Conv"`` into a family.
 
-    Families are ``matmul``, ``convolution``, ``attention``, ``reduction``, ``gather`` and
-    ``movement``; everything else is ``elementwise``. ``attention`` wins over the parts of its
-    name, and the part before the first dot (the framework) does not count.
+    What stands before the first dot is the framework, what stands after a second one an overload;
+    the name between them is taken apart at underscores and capitals. ``attention`` anywhere in it
+    wins, then ``conv``, then ``pool`` (a reduction); then whole words decide. What is none of
+    ``matmul``, ``convolution``, ``attention``, ``reduction``, ``gather`` and ``movement`` is
+    ``elementwise``.
     """
-    word = kind.rpartition(".")[2].lower()
-    for family in ("attention", "convolution", "matmul", "gather", "reduction", "movement"):
-        if any(part in word for part in _FAMILIES[family]):
+    name = kind.split(".")[1] if "." in kind else kind
+    words = set(re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", name).lower().split("_"))
+    text = name.lower()
+    for part, family in (
+        ("attention", "attention"),
+        ("conv", "convolution"),
+        ("pool", "reduction"),
+    ):
+        if part in text:
             return family
-    return "elementwise"
+    return next((family for family, known in _WORDS.items() if words & known), "elementwise")
+
+
+def _number(words: tuple[str, ...]) -> tuple[list[str], NDArray[np.int64]]:
+    """List the different words, and give each entry its number among them."""
+    number = {word: k for k, word in enumerate(dict.fromkeys(words))}
+    return list(number), np.fromiter((number[word] for word in words), np.int64, len(words))
 
 
 @dataclass(frozen=True, eq=False)
 class Costs:
     """
-    The time of every op on every device, in whole picoseconds.
+    The time of every op on every device, in whole picoseconds. The array is copied.
 
     Raises
     ------
@@ -60,9 +84,16 @@ class Costs:
     op_ps: NDArray[np.int64]  # [N, D]
 
     def __post_init__(self) -> None:
+        op_ps = np.array(self.op_ps)
+        if op_ps.ndim != 2 or not np.issubdtype(op_ps.dtype, np.integer):
+            raise InputError(
+                f"`op_ps` has shape {op_ps.shape} and type {op_ps.dtype}; expected whole"
+                " picoseconds by (op, device)."
+            )
+        object.__setattr__(self, "op_ps", op_ps.astype(np.int64))
         if self.op_ps.size and self.op_ps.min() < 0:
             raise InputError(f"An op takes {self.op_ps.min()} ps; expected no negative time.")
-        slowest = self.op_ps.max(axis=1).astype(np.float64).sum()
+        slowest = self.op_ps.max(axis=1, initial=0).astype(np.float64).sum()
         if slowest >= MAX_TOTAL_PS:
             raise InputError(
                 f"The ops take up to {slowest / PS_PER_S:.3g} s in all; expected at most"
@@ -81,8 +112,8 @@ class Costs:
         efficiency of its family (that of ``other``, or 1, if the device lists none). An op with
         neither flops nor bytes nor a measured time takes none: it is an input or a parameter.
         """
-        dtypes, dtype_at = np.unique(graph.op_dtypes, return_inverse=True)
-        kinds, kind_at = np.unique(graph.op_kinds, return_inverse=True)
+        dtypes, dtype_at = _number(graph.op_dtypes)
+        kinds, kind_at = _number(graph.op_kinds)
         families = [family_of(kind) for kind in kinds]
         works = (graph.op_flops > 0) | (graph.op_bytes > 0)
         time_s = np.zeros((graph.num_ops, cluster.num_devices))

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import io
 import os
-import tempfile
+import secrets
 import zlib
 from pathlib import Path
 from typing import TypeVar
@@ -42,41 +43,41 @@ def read(path: str | Path, what: str) -> bytes:
         The file is missing, not a file, not readable, larger than `MAX_BYTES` (before or after
         unpacking), or its gzip data is broken or cut off.
     """
-    path = Path(path)
+    limit = f"a {what} may have {MAX_BYTES / 2**30:g} GiB. Is it the right file?"
     try:
-        size = path.stat().st_size
-        if path.is_dir():
-            raise InputError(f"Expected a {what} at `{path}`, but that is a directory.")
-        if size > MAX_BYTES:
-            raise InputError(
-                f"`{path}` has {size / 2**30:.1f} GiB; a {what} may have {MAX_BYTES / 2**30:g} GiB."
-                " Is it the right file?"
-            )
-        data = path.read_bytes()
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > MAX_BYTES:
+                raise InputError(f"`{path}` has {size / 2**30:.1f} GiB; {limit}")
+            data = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
         raise InputError(f"There is no {what} at `{path}`. Check the path.") from None
-    except OSError as error:
-        raise InputError(f"The {what} `{path}` cannot be read: {error.strerror}.") from None
-    if data[:2] == b"\x1f\x8b":
-        return _unpack(data, path, what)
-    return data
+    except IsADirectoryError:
+        raise InputError(f"Expected a {what} at `{path}`, but that is a directory.") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"The {what} `{path}` cannot be read: {reason}.") from None
+    if len(data) > MAX_BYTES:
+        raise InputError(f"`{path}` does not end; {limit}")
+    return _unpack(data, path, what) if data[:2] == b"\x1f\x8b" else data
 
 
-def _unpack(data: bytes, path: Path, what: str) -> bytes:
-    unpacker = zlib.decompressobj(wbits=31)
+def _unpack(data: bytes, path: str | Path, what: str) -> bytes:
     try:
-        plain = unpacker.decompress(data, MAX_BYTES)
-    except zlib.error as error:
+        plain = gzip.GzipFile(fileobj=io.BytesIO(data)).read(MAX_BYTES + 1)
+    except EOFError:
+        raise InputError(
+            f"The {what} `{path}` is cut off inside its gzip data. Make it again."
+        ) from None
+    except (OSError, zlib.error) as error:
         raise InputError(
             f"The {what} `{path}` starts as gzip data but is broken ({error}). Make it again."
         ) from None
-    if unpacker.unconsumed_tail:
+    if len(plain) > MAX_BYTES:
         raise InputError(
             f"`{path}` unpacks to more than {MAX_BYTES / 2**30:g} GiB, the most a {what} may have."
             " Is it the right file?"
         )
-    if not unpacker.eof:
-        raise InputError(f"The {what} `{path}` is cut off inside its gzip data. Make it again.")
     return plain
 
 
@@ -86,13 +87,18 @@ class _Head(msgspec.Struct):
 
 
 def read_json(path: str | Path, content: type[Content], what: str) -> Content:
+    """Read a JSON file of ours (see `read` and `decode_json`)."""
+    return decode_json(read(path, what), path, content, what)
+
+
+def decode_json(data: bytes, path: str | Path, content: type[Content], what: str) -> Content:
     """
-    Read a JSON file of ours: ``format`` and ``version`` first, then everything, typed.
+    Decode a JSON file of ours: ``format`` and ``version`` first, then everything, typed.
 
     Parameters
     ----------
-    path
-        The file, gzipped or not.
+    data, path
+        What the file holds, and its name for error messages.
     content
         The type to decode to. Its format is ``"placewright-"`` and the first word of `what`.
     what
@@ -101,14 +107,13 @@ def read_json(path: str | Path, content: type[Content], what: str) -> Content:
     Raises
     ------
     InputError
-        The file cannot be read, is not JSON, has another format or version, or does not decode.
+        The data is not JSON, has another format or version, or does not decode.
     """
-    data = read(path, what)
     expected = f"placewright-{what.split(maxsplit=1)[0]}"
     try:
         head = msgspec.json.decode(data, type=_Head)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"`{path}` is not a {what}: {_reason(error)}.") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InputError(f"`{path}` is not a {what}: {reason_of(error)}.") from None
     if head.format != expected or head.version != 1:
         raise InputError(
             f"`{path}` has format {head.format!r}, version {head.version!r}; expected"
@@ -116,13 +121,16 @@ def read_json(path: str | Path, content: type[Content], what: str) -> Content:
         )
     try:
         return msgspec.json.decode(data, type=content)
-    except msgspec.DecodeError as error:
-        raise InputError(f"The {what} `{path}` is wrong: {_reason(error)}.") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InputError(f"The {what} `{path}` is wrong: {reason_of(error)}.") from None
 
 
-def _reason(error: Exception) -> str:
-    text = str(error)
-    return text[:1].lower() + text[1:].rstrip(".")
+def reason_of(error: Exception) -> str:
+    """Give a library's error message as the end of a sentence of ours."""
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    text = str(error).rstrip(".")
+    return text if text[1:2].isupper() else text[:1].lower() + text[1:]
 
 
 def write(path: str | Path, data: bytes) -> None:
@@ -130,29 +138,39 @@ def write(path: str | Path, data: bytes) -> None:
     Write a file whole or not at all, gzipped if its name ends in ``.gz``.
 
     The data goes to a temporary file beside it first, which then takes its name; a reader or a
-    killed process never sees half of it. Equal data gives equal bytes.
+    killed process never sees half of it. Links are followed, and what is no regular file (a pipe,
+    ``/dev/stdout``) is written to as it is. Equal data gives equal bytes.
 
     Raises
     ------
     InputError
-        The directory is missing or cannot be written to.
+        The file or its directory is missing or cannot be written to.
     """
-    path = Path(path)
-    if path.suffix == ".gz":
+    target = Path(os.path.realpath(path))
+    if Path(path).suffix == ".gz":
         data = gzip.compress(data, compresslevel=6, mtime=0)
-    temporary = None
     try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with os.fdopen(handle, "wb") as file:
+        if target.exists() and not target.is_file():
+            with open(path, "wb") as file:
+                file.write(data)
+        else:
+            _replace(target, data)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"`{path}` cannot be written: {reason}.") from None
+
+
+def _replace(target: Path, data: bytes) -> None:
+    if target.exists() and not os.access(target, os.W_OK):
+        raise PermissionError(13, "Permission denied")
+    temporary = target.with_name(f".{target.name[:100]}.{secrets.token_hex(6)}")
+    try:
+        with open(temporary, "xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)  # mkstemp makes private files; these are ordinary ones
-        os.replace(temporary, path)
-    except OSError as error:
-        if temporary is not None:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-        raise InputError(f"`{path}` cannot be written: {error.strerror}.") from None
+        os.replace(temporary, target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise

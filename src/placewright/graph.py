@@ -20,15 +20,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placewright.errors import InputError
-from placewright.graph_file import Op, Output, fields_of, read_ops, wire, write_ops
+from placewright.graph_file import Op, Output, check_ops, fields_of, read_ops, wire, write_ops
 
 IntArray: TypeAlias = NDArray[np.int64]
 IdArray: TypeAlias = NDArray[np.int32]
 FloatArray: TypeAlias = NDArray[np.float64]
 BoolArray: TypeAlias = NDArray[np.bool_]
 
-MAX_TOTAL_BYTES = 2**62
-"""Sizes are added up in int64; their sum stays below this."""
+MAX_TOTAL_BYTES = 2**53
+"""What a graph's sizes may add up to (9 PB), so that no sum over devices passes int64."""
+
+_TYPES: dict[str, Any] = {
+    "IntArray": np.int64,
+    "IdArray": np.int32,
+    "FloatArray": np.float64,
+    "BoolArray": np.bool_,
+}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -37,7 +44,7 @@ class Graph:
     A directed acyclic graph of ops, as a struct of arrays.
 
     Ops are numbered in topological order and tensors in the order of their ops. The arrays given
-    become the graph's own and read-only. A *resident* op is one with persistent outputs: a
+    are copied and made read-only. A *resident* op is one with persistent outputs: a
     parameter or a buffer. It takes no time and reads nothing.
 
     Guarantees, checked once here: every use comes after its tensor's op; uses are sorted by
@@ -72,15 +79,17 @@ class Graph:
     use_op: IdArray  # [U]
 
     def __post_init__(self) -> None:
+        for field in fields(self):
+            if field.type in _TYPES:
+                array = np.array(getattr(self, field.name), dtype=_TYPES[str(field.type)])
+                array.flags.writeable = False
+                object.__setattr__(self, field.name, array)
         _check_lengths(self)
         _check_ops(self)
         _check_tensors(self)
         _check_uses(self)
         _check_residents(self)
         _check_aliases(self)
-        for value in vars(self).values():
-            if isinstance(value, np.ndarray):
-                value.flags.writeable = False
 
     @classmethod
     def build(cls, name: str, ops: Sequence[Op]) -> Graph:
@@ -90,9 +99,10 @@ class Graph:
         Raises
         ------
         InputError
-            The ops cannot be wired (see `placewright.graph_file.wire`) or are not valid.
+            An op has a value that a graph file could not have; the ops cannot be wired (see
+            `placewright.graph_file.wire`); or they are not valid.
         """
-        return cls(name=name, **fields_of(wire(ops)))
+        return cls(name=name, **fields_of(wire(check_ops(ops))))
 
     @classmethod
     def load(cls, path: str | Path) -> Graph:
@@ -106,7 +116,7 @@ class Graph:
         """
         name, ops = read_ops(path)
         try:
-            return cls.build(name, ops)
+            return cls(name=name, **fields_of(wire(ops)))
         except InputError as error:
             raise InputError(f"The graph file `{path}` is wrong: {error}") from None
 
@@ -285,8 +295,8 @@ def _check_tensors(graph: Graph) -> None:
     total += float(graph.op_workspace_bytes.sum(dtype=np.float64))
     if total >= MAX_TOTAL_BYTES:
         raise InputError(
-            f"The sizes of graph `{graph.name}` add up to {total:.3g} bytes, more than int64 can"
-            " hold. Check that they are in bytes."
+            f"The sizes of graph `{graph.name}` add up to {total:.3g} bytes; expected less than"
+            f" {MAX_TOTAL_BYTES:.3g}. Check that they are in bytes."
         )
 
 
@@ -331,6 +341,13 @@ def _check_residents(graph: Graph) -> None:
                 f"Op `{graph.op_names[np.flatnonzero(bad)[0]]}` has persistent outputs and also"
                 f" {what}. A parameter only holds its weights; give the work to another op."
             )
+    bases = graph.tensor_base[graph.tensor_is_resident & (graph.tensor_base >= 0)]
+    if not graph.tensor_is_resident[bases].all():
+        tensor = int(bases[~graph.tensor_is_resident[bases]][0])
+        raise InputError(
+            f"Tensor `{graph.tensor_name(tensor)}` of a parameter has an alias but is not"
+            " persistent. Make it persistent."
+        )
     ordinary = resident[graph.tensor_op] & ~graph.tensor_is_resident & (graph.tensor_bytes > 0)
     if ordinary.any():
         tensor = int(np.flatnonzero(ordinary)[0])

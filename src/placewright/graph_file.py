@@ -9,7 +9,7 @@ with the lowest position first.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -84,6 +84,28 @@ def read_ops(path: str | Path) -> tuple[str, list[Op]]:
     """
     file = files.read_json(path, _File, "graph file")
     return file.name, file.ops
+
+
+def check_ops(ops: Iterable[Op]) -> list[Op]:
+    """
+    Check ops made in code as strictly as those of a file: by writing and reading them.
+
+    Raises
+    ------
+    InputError
+        A value has the wrong type.
+    """
+    try:
+        return msgspec.json.decode(msgspec.json.encode([*ops], enc_hook=_plain), type=list[Op])
+    except (msgspec.DecodeError, TypeError, OverflowError) as error:
+        raise InputError(f"The ops are wrong: {files.reason_of(error)}.") from None
+
+
+def _plain(value: Any) -> Any:
+    """Let numpy's integers and floats through as Python's."""
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"a {type(value).__name__} cannot be part of a graph")
 
 
 def write_ops(path: str | Path, name: str, ops: list[Op]) -> None:
@@ -192,7 +214,7 @@ def _find(ops: Sequence[Op], position: dict[str, int], op: Op, ref: str) -> tupl
     maker, output = position.get(ref), 0
     if maker is None:
         base, _, digits = ref.rpartition(":")
-        maker = position.get(base) if digits.isdecimal() else None
+        maker = position.get(base) if digits.isdecimal() and len(digits) < 10 else None
         if maker is None:
             raise InputError(f"Op `{op.name}` refers to `{ref}`, but there is no such op.")
         output = int(digits)
@@ -282,6 +304,5 @@ def _sizes(values: list[int]) -> NDArray[np.int64]:
         return np.array(values, dtype=np.int64)
     except OverflowError:
         raise InputError(
-            f"A size of {max(values, key=abs):.4g} bytes is more than int64 can hold."
-            " Check that it is in bytes."
+            "A size is more than int64 can hold. Check that sizes are in bytes."
         ) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib import resources
 from pathlib import Path
 
@@ -60,4 +61,4 @@ def load_cluster(cluster: str | Path) -> Cluster:
 
 
 def _looks_like_path(text: str | Path) -> bool:
-    return "." in str(text) or "/" in str(text) or Path(text).exists()
+    return "." in str(text) or "/" in str(text) or os.path.exists(text)

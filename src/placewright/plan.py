@@ -7,6 +7,7 @@ A plan names ops and devices, never numbers, so it can be read by people and oth
 
 from __future__ import annotations
 
+import contextlib
 import platform
 from collections.abc import Mapping
 from importlib import metadata
@@ -170,10 +171,13 @@ class Plan(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True
             }
         priorities = None
         if self.priorities is not None:
-            priorities = [
-                _lookup(self.priorities, name, "priority of op", self.name)
-                for name in graph.op_names
-            ]
+            for name in self.priorities.keys() ^ set(graph.op_names):
+                where = "plan" if name in self.priorities else "graph"
+                raise InputError(
+                    f"Plan `{self.name}` should have a priority for every op and nothing else; op"
+                    f" `{name}` is only in the {where}."
+                )
+            priorities = [self.priorities[name] for name in graph.op_names]
         placement = placement_by_name(problem, self.devices)
         return problem.check(Candidate(placement, self.discipline, priorities, triggers))
 
@@ -202,45 +206,19 @@ def placement_by_name(problem: Problem, devices: dict[str, str]) -> list[int]:
     return [number[devices[name]] for name in problem.graph.op_names]
 
 
-def is_plan_file(path: str | Path) -> bool:
-    """Tell a plan file from a bare placement by its `format`."""
-    data = files.read(path, "plan or placement file")
-    try:
-        return msgspec.json.decode(data, type=_Head).format is not None
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return False
-
-
-class _Head(msgspec.Struct):
-    format: str | None = None
-
-
-def load_placement(problem: Problem, path: str | Path) -> list[int]:
+def load_plan_or_placement(path: str | Path) -> Plan | dict[str, str]:
     """
-    Load a bare placement: a JSON list of device names, one an op, or an object from op names.
+    Load a plan file, or a bare placement: a JSON object from op names to device names.
 
     Raises
     ------
     InputError
-        It is neither; or an op or a device is missing or unknown.
+        It is neither.
     """
     data = files.read(path, "plan or placement file")
-    try:
-        content = msgspec.json.decode(data, type=list[str] | dict[str, str])
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InputError(
-            f"`{path}` is neither a plan nor a placement ({error}). Expected a plan file, a JSON"
-            " list of device names, or an object from op names to device names."
-        ) from None
-    if isinstance(content, dict):
-        return placement_by_name(problem, content)
-    if len(content) != problem.num_ops:
-        raise InputError(
-            f"The placement `{path}` has {len(content)} entries; expected {problem.num_ops}, one an"
-            f" op of graph `{problem.graph.name}`."
-        )
-    number = {name: problem.cluster.device_index(name) for name in dict.fromkeys(content)}
-    return [number[name] for name in content]
+    with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return msgspec.json.decode(data, type=dict[str, str])
+    return files.decode_json(data, path, Plan, "plan file")
 
 
 def _lookup(table: Mapping[str, Value], key: str, what: str, plan: str) -> Value:

@@ -123,29 +123,19 @@ class Problem:
         """
         if not isinstance(candidate, Candidate):
             candidate = Candidate(candidate)
-        placement = self.check_placements(candidate.placement)
+        placement = self.check_placements(candidate.placement).copy()
         if placement.ndim != 1:
             raise InputError(
                 f"`placement` has shape {placement.shape}; expected ({self.num_ops},)."
             )
-        discipline = candidate.discipline
-        if discipline not in get_args(Discipline):
+        priorities = self.check_priorities(candidate.discipline, candidate.priorities)
+        if priorities is not None and priorities.ndim != 1:
             raise InputError(
-                f"`discipline` is {discipline!r}; expected"
-                f" {', '.join(get_args(Discipline)[:-1])} or {get_args(Discipline)[-1]}."
+                f"`priorities` has shape {priorities.shape}; expected ({self.num_ops},)."
             )
-        priorities = candidate.priorities
-        if (priorities is not None) != (discipline == "priority"):
-            raise InputError(
-                f"`discipline` is {discipline!r} and `priorities` are"
-                f" {'missing' if priorities is None else 'given'}; they go with 'priority' alone."
-            )
-        if priorities is not None:
-            priorities = self.check_priorities(priorities)
-        triggers = candidate.triggers
-        if triggers is not None:
-            _check_triggers(self, placement, triggers)
-        return Candidate(placement, discipline, priorities, triggers)
+        triggers = None if candidate.triggers is None else dict(candidate.triggers)
+        _check_triggers(self, placement, triggers or {})
+        return Candidate(placement, candidate.discipline, priorities, triggers)
 
     def check_placements(self, placements: ArrayLike) -> IdArray:
         """Check placements of any number of leading dimensions; the last one is the ops'."""
@@ -174,9 +164,23 @@ class Problem:
     def _is_constrained(self) -> bool:
         return not self.allowed.all() or len(self.colocation_members) > 0
 
-    def check_priorities(self, priorities: ArrayLike) -> NDArray[np.float64]:
-        """Check priorities of any number of leading dimensions; the last one is the ops'."""
-        array = np.asarray(priorities, dtype=np.float64)
+    def check_priorities(
+        self, discipline: str, priorities: ArrayLike | None
+    ) -> NDArray[np.float64] | None:
+        """Check a discipline and its priorities, whose last dimension is the ops'; copy them."""
+        known = get_args(Discipline)
+        if discipline not in known:
+            raise InputError(
+                f"`discipline` is {discipline!r}; expected {', '.join(known[:-1])} or {known[-1]}."
+            )
+        if (priorities is not None) != (discipline == "priority"):
+            raise InputError(
+                f"`discipline` is {discipline!r} and `priorities` are"
+                f" {'missing' if priorities is None else 'given'}; they go with 'priority' alone."
+            )
+        if priorities is None:
+            return None
+        array = np.array(priorities, dtype=np.float64)
         if array.ndim == 0 or array.shape[-1] != self.num_ops:
             raise InputError(
                 f"`priorities` has shape {array.shape}; expected {self.num_ops} numbers, one an op."

@@ -67,8 +67,7 @@ def simulate(
     candidate = problem.check(placement)
     layout = layout_of(problem)
     log = layout.log()
-    makespan_ps = np.zeros(1, dtype=np.int64)
-    peak_bytes = np.zeros((1, problem.num_devices), dtype=np.int64)
+    makespan_ps, peak_bytes = _results(problem, 1)
     with layout.work() as work:
         _kernel.run_many(
             layout.fixed,
@@ -81,6 +80,11 @@ def simulate(
             peak_bytes,
         )
         return _timeline(problem, candidate, int(makespan_ps[0]), peak_bytes[0], work, log)
+
+
+def _results(problem: Problem, count: int) -> tuple[IntArray, IntArray]:
+    """Make room for the makespan ([B]) and the peaks ([B, D]) of `count` placements."""
+    return np.zeros(count, np.int64), np.zeros((count, problem.num_devices), np.int64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,15 +128,16 @@ def simulate_many(
     rows = problem.check_placements(placements)
     if rows.ndim != 2:
         raise InputError(f"`placements` has shape {rows.shape}; expected (B, {problem.num_ops}).")
-    if (priorities is not None) != (discipline == "priority"):
-        raise InputError("`priorities` go with the discipline 'priority', and it needs them.")
     count = len(rows)
-    order = None if priorities is None else problem.check_priorities(priorities)
-    if order is not None and order.ndim == 2 and len(order) != count:
-        raise InputError(f"`priorities` has {len(order)} rows for {count} placements.")
+    order = problem.check_priorities(discipline, priorities)
+    if order is not None and order.shape not in ((problem.num_ops,), rows.shape):
+        raise InputError(
+            f"`priorities` has shape {order.shape}; expected ({problem.num_ops},) or {rows.shape}."
+        )
+    if num_threads is not None and num_threads < 1:
+        raise InputError(f"`num_threads` is {num_threads}; expected at least 1.")
     layout = layout_of(problem)
-    makespan_ps = np.zeros(count, dtype=np.int64)
-    peak_bytes = np.zeros((count, problem.num_devices), dtype=np.int64)
+    makespan_ps, peak_bytes = _results(problem, count)
     threads = min(num_threads or _num_cores(), max(count, 1))
 
     def run(part: slice) -> None:
@@ -160,6 +165,21 @@ def simulate_many(
             list(pool.map(run, parts))
     over = np.maximum(peak_bytes - problem.cluster.memory_bytes, 0).sum(axis=1)
     return Batch(makespan_ps / PS_PER_S, over, peak_bytes)
+
+
+def warm_up(problem: Problem) -> None:
+    """Compile the kernel, or load it compiled, by letting it simulate no placement at all."""
+    layout = layout_of(problem)
+    with layout.work() as work:
+        _kernel.run_many(
+            layout.fixed,
+            work,
+            _orders(problem, "fifo", None),
+            _trigger_arrays({}),
+            _NO_LOG,
+            np.empty((0, problem.num_ops), dtype=np.int32),
+            *_results(problem, 0),
+        )
 
 
 def _num_cores() -> int:
@@ -194,6 +214,8 @@ def default_triggers(
         (tensor, device) -> op, or -1 for time 0.
     """
     checked = problem.check(placement)
+    if window_bytes is not None and not 0 <= window_bytes < 2**62:
+        raise InputError(f"`window_bytes` is {window_bytes}; expected a number of bytes.")
     layout = layout_of(problem)
     with layout.work() as work:
         window = -1 if window_bytes is None else window_bytes

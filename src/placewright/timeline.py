@@ -113,7 +113,7 @@ class Timeline:
     @property
     def is_feasible(self) -> bool:
         """Tell whether every device's peak fits its memory."""
-        return self.overflow_bytes == 0
+        return bool((self.peak_bytes <= self.problem.cluster.memory_bytes).all())
 
     @cached_property
     def device_busy_s(self) -> FloatArray:  # [D]

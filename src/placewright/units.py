@@ -19,7 +19,10 @@ _NUMBER = re.compile(r"\s*([0-9.]+(?:[eE][+-]?[0-9]+)?)\s*([A-Za-zµ/]*)\s*")
 
 def parse_bytes(value: float | str, where: str) -> int:
     """Read a size: a number of bytes, or text such as ``"24GiB"`` (1024) and ``"24GB"`` (1000)."""
-    return round(_parse(value, _SIZES, '"24GiB"', where))
+    count = round(_parse(value, _SIZES, '"24GiB"', where))
+    if count >= 2**62:
+        raise InputError(f"{where} is {value!r}; expected less than 4 EiB.")
+    return count
 
 
 def parse_rate(value: float | str, where: str) -> float:
@@ -41,7 +44,7 @@ def _parse(value: float | str, units: dict[str, float], example: str, where: str
         except (ValueError, KeyError):
             number = math.nan
     else:
-        number = float(value)
+        number = float(value) if abs(value) < 1e300 else math.inf
     if not (math.isfinite(number) and number >= 0):
         raise InputError(
             f"{where} is {value!r}; expected a number that is not negative, or text such as"
@@ -60,7 +63,7 @@ def format_bytes(count: float) -> str:
 
 def format_time(seconds: float) -> str:
     """Write a time for people: ``"12.3 ms"``."""
-    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
         if seconds >= size:
             return f"{seconds / size:.2f} {unit}"
     return f"{seconds / 1e-9:.2f} ns"

@@ -133,13 +133,13 @@ def show_graph(graph: Graph) -> RenderableType:
         facts.add_row(what, value)
     kinds = table("Kinds of ops", "kind", "ops", "flops", "share")
     total = float(graph.op_flops.sum()) or 1.0
-    names, at = np.unique(graph.op_kinds, return_inverse=True)
-    flops = np.bincount(at, weights=graph.op_flops)
-    counts = np.bincount(at)
-    for k in np.lexsort((-counts, -flops))[:12]:
-        kinds.add_row(
-            str(names[k]), f"{counts[k]:,}", format_count(flops[k]), f"{flops[k] / total:.1%}"
-        )
+    counts = Counter(graph.op_kinds)
+    flops: Counter[str] = Counter()
+    for kind, work in zip(graph.op_kinds, graph.op_flops.tolist(), strict=True):
+        flops[kind] += work
+    for kind in sorted(counts, key=lambda kind: (-flops[kind], -counts[kind], kind))[:12]:
+        share = f"{flops[kind] / total:.1%}"
+        kinds.add_row(kind, f"{counts[kind]:,}", format_count(flops[kind]), share)
     largest = table("Largest ops", "op", "kind", "flops", "outputs")
     made = np.zeros(graph.num_ops)
     np.add.at(made, graph.tensor_op, graph.tensor_bytes)
