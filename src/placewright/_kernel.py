@@ -35,7 +35,15 @@ HELD = np.int32(2**30)  # readers of what is never given back
 NO_TRANSFER = np.int32(2**31 - 1)
 
 # Fixed, per problem. The last row is a sentinel: row i + 1 ends what row i begins.
-EDGES = np.dtype([("outputs", "i4"), ("inputs", "i4")], align=True)
+EDGES = np.dtype(
+    [
+        ("outputs", "i4"),
+        ("inputs", "i4"),
+        ("take", "i8"),  # bytes taken when the op starts
+        ("workspace", "i8"),  # bytes of them given back when it ends
+    ],
+    align=True,
+)
 TENSOR = np.dtype(
     [
         ("bytes", "i8"),
@@ -59,10 +67,7 @@ LINK = np.dtype(
 )
 
 # Work space, overwritten by every run.
-OP = np.dtype(
-    [("missing", "i4"), ("device", "i4"), ("duration", "i8"), ("take", "i8"), ("workspace", "i8")],
-    align=True,
-)
+OP = np.dtype([("missing", "i4"), ("device", "i4"), ("duration", "i8")], align=True)
 DEVICE = np.dtype(
     [
         ("end", "i8"),  # of the op that runs, or NEVER
@@ -138,9 +143,8 @@ class Fixed(NamedTuple):
     use: Array  # [U] reading op, by (tensor, op)
     input_of: Array  # [U] tensor read, by (op, tensor)
     resident: Array  # [T] a tensor's number among resident ones, or -1
-    op_ps: Array  # [N * D]
-    op_take: Array  # [N] bytes taken when the op starts
-    op_workspace: Array  # [N] bytes given back when it ends
+    op_ps: Array  # [N * K] for each of K classes of devices with equal times
+    device_class: Array  # [D]
     num_inputs: Array  # [N]
     resident_op: Array  # ops with persistent outputs
     alias: Array  # tensors that are aliases
@@ -341,6 +345,8 @@ def _publish(fixed, work, order, now, t, d):
     """Tensor `t` has been made on device `d`: hand it over there and request it elsewhere."""
     num_devices = work.device.size
     row = t * num_devices
+    for e in range(num_devices):
+        work.readers[row + e] = 0
     _hand_over(fixed, work, order, t, d, True)
     local = work.readers[row + d]
     if local < fixed.tensor[t + 1].uses - fixed.tensor[t].uses:
@@ -358,7 +364,7 @@ def _publish(fixed, work, order, now, t, d):
 @_inline
 def _end_op(fixed, work, order, streams, now, i, d):
     """Op `i` ends on device `d`: publish its tensors, trigger fetches, give memory back."""
-    work.device[d].memory -= work.op[i].workspace
+    work.device[d].memory -= fixed.edges[i].workspace
     first, beyond = fixed.edges[i].outputs, fixed.edges[i + 1].outputs
     for t in range(first, beyond):
         _publish(fixed, work, order, now, t, d)
@@ -398,11 +404,11 @@ def _end_transfer(fixed, work, order, n):
 def _reset(fixed, work, placement):
     """Bring the work space to the state before time 0 for `placement`."""
     num_devices = work.device.size
+    num_classes = fixed.op_ps.size // placement.size
     work.clock[0].round = 0
     work.clock[0].transfers = 0
     work.clock[0].next_arrival = NEVER
     work.clock[0].levels = 0
-    work.readers[:] = 0
     for d in range(num_devices):
         work.device[d].end = NEVER
         work.device[d].memory = 0
@@ -419,9 +425,7 @@ def _reset(fixed, work, placement):
         work.device[d].tail += 1
         work.op[i].device = d
         work.op[i].missing = fixed.num_inputs[i]
-        work.op[i].duration = fixed.op_ps[i * num_devices + d]
-        work.op[i].take = fixed.op_take[i]
-        work.op[i].workspace = fixed.op_workspace[i]
+        work.op[i].duration = fixed.op_ps[i * num_classes + fixed.device_class[d]]
     begin = np.int32(0)
     for d in range(num_devices):
         size = work.device[d].tail
@@ -447,6 +451,9 @@ def _find_fetches(fixed, work):
     fetch = work.fetch
     num_devices = work.device.size
     work.fetch_at[:] = -1
+    for k in range(fixed.resident_tensor.size):
+        row = fixed.resident_tensor[k] * num_devices
+        work.readers[row : row + num_devices] = 0
     work.first_fetch[:] = -1
     for d in range(num_devices):
         work.stream[d].previous = -1
@@ -572,7 +579,7 @@ def _begin(fixed, work, order, streams):
 
 
 @_inline
-def _start_op(work, order, log, now, d):
+def _start_op(fixed, work, order, log, now, d):
     """Start the first ready op of the idle device `d`."""
     device = work.device
     i = work.ready[device[d].head]
@@ -584,7 +591,7 @@ def _start_op(work, order, log, now, d):
         device[d].head += 1
     device[d].op = i
     device[d].end = now + work.op[i].duration
-    device[d].memory += work.op[i].take
+    device[d].memory += fixed.edges[i].take
     if log.op_start.size > 0:
         log.op_start[i] = now
         log.op_round[i] = work.clock[0].round
@@ -645,7 +652,7 @@ def _run(fixed, work, order, triggers, log, placement):
         for d in range(device.size):
             end = device[d].end
             if end == NEVER and device[d].head < device[d].tail:
-                _start_op(work, order, log, now, d)
+                _start_op(fixed, work, order, log, now, d)
                 end = device[d].end
             if device[d].memory > device[d].peak:
                 device[d].peak = device[d].memory

@@ -87,9 +87,14 @@ def layout_of(problem: Problem) -> Layout:
 
 def _fixed(problem: Problem, link: NDArray[Any], link_channel: IdArray) -> _kernel.Fixed:
     graph = problem.graph
-    edges = np.empty(graph.num_ops + 1, dtype=_kernel.EDGES)
+    op_ps = problem.costs.op_ps
+    alike: dict[bytes, int] = {}  # most machines have few different devices
+    device_class = [alike.setdefault(column.tobytes(), len(alike)) for column in op_ps.T]
+    first = [device_class.index(k) for k in range(len(alike))]
+    edges = np.zeros(graph.num_ops + 1, dtype=_kernel.EDGES)
     edges["outputs"] = graph.op_outputs
     edges["inputs"] = graph.op_inputs
+    edges["workspace"][:-1] = graph.op_workspace_bytes
     input_of = np.ascontiguousarray(graph.use_tensor[graph.input_order])
     resident = np.where(graph.tensor_is_resident, np.cumsum(graph.tensor_is_resident) - 1, -1)
     reads_resident = graph.tensor_is_resident[input_of]
@@ -98,15 +103,15 @@ def _fixed(problem: Problem, link: NDArray[Any], link_channel: IdArray) -> _kern
     is_taken = ~graph.tensor_is_resident & (graph.tensor_base < 0)
     taken = graph.op_workspace_bytes.copy()
     np.add.at(taken, graph.tensor_op[is_taken], graph.tensor_bytes[is_taken])
+    edges["take"][:-1] = taken
     return _kernel.Fixed(
         edges=edges,
         tensor=_tensors(graph),
         use=np.ascontiguousarray(graph.use_op),
         input_of=input_of,
         resident=resident.astype(np.int32),
-        op_ps=np.ascontiguousarray(problem.costs.op_ps).reshape(-1),
-        op_take=taken,
-        op_workspace=np.ascontiguousarray(graph.op_workspace_bytes),
+        op_ps=np.ascontiguousarray(op_ps[:, first]).reshape(-1),
+        device_class=np.array(device_class, dtype=np.int32),
         num_inputs=num_inputs.astype(np.int32),
         resident_op=np.flatnonzero(graph.op_is_resident).astype(np.int32),
         alias=np.flatnonzero(graph.tensor_base >= 0).astype(np.int32),

@@ -270,7 +270,8 @@ def _candidate(
 
 
 def _simulate(problem: Problem, candidate: Candidate) -> Timeline:
-    with _says_after(1.0, "Compiling the simulator, once for this machine (about ten seconds)..."):
+    words = "Compiling the simulator, once for this machine (about ten seconds)..."
+    with _says_after(1.0, words), _without_blas():
         from placewright import simulator
 
         simulator.warm_up(problem)
@@ -307,6 +308,21 @@ def _says_after(seconds: float, words: str) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
+
+
+@contextmanager
+def _without_blas() -> Iterator[None]:
+    """Keep numba from loading scipy's BLAS, a tenth of a second; the simulator multiplies none."""
+    name = "scipy.linalg.cython_blas"
+    modules: dict[str, Any] = sys.modules
+    if name in modules:
+        yield
+        return
+    modules[name] = None  # importing it now fails, which numba takes for "not installed"
+    try:
+        yield
+    finally:
+        del modules[name]
 
 
 @contextmanager
