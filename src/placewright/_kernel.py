@@ -13,8 +13,9 @@ What makes it fast, in the order in which it was found to matter:
 
 * Nothing is reference-counted (``_nrt=False``), so nothing can be allocated either. With counting,
   every helper call touched a shared counter per array and the loop ran at half its speed.
-* What is needed of an op when it becomes ready lies in one record of 32 bytes (`OP`), written by
+* What is needed of an op when it becomes ready lies in one record of 16 bytes (`OP`), written by
   a sequential pass per placement: the cache line that makes an op ready is the one that starts it.
+  That pass reads little: devices with equal times share a column of them.
 * A transfer's start and end are known when it is requested, and the ends of one channel's
   transfers never decrease. So transfers wait in one queue per channel, and the next event is the
   least of a few queue heads; there is no heap of events. A transfer that waits for a channel
