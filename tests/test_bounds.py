@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from placewright.bounds import combined_ps, critical_path_ps, load_ps, lower_bounds
+from placewright.bounds import lower_bounds
 from placewright.errors import InputError
 from placewright.graph_file import Op
 
@@ -60,7 +60,7 @@ def test_the_load_bound_is_the_optimum_of_the_linear_program(problem):
     )
     limits = [(0, 1 if ok else 0) for ok in finite.reshape(-1)] + [(0, None)]
     solved = linprog(c, load, np.zeros(num_devices), whole, np.ones(num_items), bounds=limits)
-    assert load_ps(problem) == pytest.approx(
+    assert lower_bounds(problem).load_ps == pytest.approx(
         np.ceil(solved.fun - 1e-6), abs=1e-6 * max(solved.fun, 1)
     )
 
@@ -70,16 +70,18 @@ def test_the_critical_path_takes_each_op_at_its_fastest():
         [Op(name="a", outputs=[1]), Op(name="b", inputs=["a"], outputs=[1]), Op(name="c")],
         {"a": [3, 9], "b": [8, 2], "c": [4, 4]},
     )
-    assert critical_path_ps(problem) == 5
+    assert lower_bounds(problem).critical_path_ps == 5
 
 
 def test_the_critical_path_is_exact_where_floats_are_not():
-    assert critical_path_ps(tiny.problem([Op(name="a")], {"a": 2**53 + 3})) == 2**53 + 3
+    assert (
+        lower_bounds(tiny.problem([Op(name="a")], {"a": 2**53 + 3})).critical_path_ps == 2**53 + 3
+    )
 
 
 def test_identical_devices_share_the_work():
     problem = tiny.problem([Op(name=f"op{k}") for k in range(3)], {f"op{k}": 10 for k in range(3)})
-    assert load_ps(problem) == 15
+    assert lower_bounds(problem).load_ps == 15
     assert lower_bounds(problem).best_ps == 15
 
 
@@ -88,7 +90,7 @@ def test_unequal_devices_share_the_work_by_their_speed():
     problem = tiny.problem(
         [Op(name=f"op{k}") for k in range(3)], {f"op{k}": [10, 5] for k in range(3)}
     )
-    assert load_ps(problem) == 10
+    assert lower_bounds(problem).load_ps == 10
 
 
 def test_the_combination_adds_what_comes_before_and_after():
@@ -99,16 +101,16 @@ def test_the_combination_adds_what_comes_before_and_after():
         Op(name="tail", inputs=[f"mid{k}" for k in range(4)]),
     ]
     problem = tiny.problem(ops, {op.name: 10 for op in ops})
-    assert critical_path_ps(problem) == 30
-    assert load_ps(problem) == 30
-    assert combined_ps(problem) == 40
+    assert lower_bounds(problem).critical_path_ps == 30
+    assert lower_bounds(problem).load_ps == 30
+    assert lower_bounds(problem).combined_ps == 40
     assert lower_bounds(problem).best_ps == 40
 
 
 def test_colocated_ops_count_as_one():
     ops = [Op(name="a", colocate="x"), Op(name="b", colocate="x")]
     problem = tiny.problem(ops, {"a": [1, 10], "b": [10, 1]})
-    assert load_ps(problem) == 6  # 11 on either device, half of it on each
+    assert lower_bounds(problem).load_ps == 6  # 11 on either device, half of it on each
     assert (
         lower_bounds(
             tiny.problem([Op(name="a"), Op(name="b")], {"a": [1, 10], "b": [10, 1]})
@@ -129,5 +131,5 @@ def test_a_bound_of_a_coarse_problem_is_no_lower(data):
     except InputError:
         return
     # Fewer placements are possible, and merged ops wait for each other.
-    assert critical_path_ps(coarse) >= critical_path_ps(problem)
-    assert load_ps(coarse) >= load_ps(problem)
+    assert lower_bounds(coarse).critical_path_ps >= lower_bounds(problem).critical_path_ps
+    assert lower_bounds(coarse).load_ps >= lower_bounds(problem).load_ps

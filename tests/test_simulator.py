@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from placewright.bounds import critical_path_ps
+from placewright.bounds import lower_bounds
 from placewright.errors import InputError
 from placewright.graph_file import Op, Output
 from placewright.load import load_cluster, load_model
@@ -237,7 +237,7 @@ def test_a_graph_of_parameters_alone_takes_no_time():
 def test_no_makespan_beats_the_critical_path_or_the_shared_work(data):
     problem = data.draw(worlds.problems())
     timeline = simulate(problem, data.draw(worlds.placements(problem)))
-    assert timeline.makespan_ps >= critical_path_ps(problem)
+    assert timeline.makespan_ps >= lower_bounds(problem).critical_path_ps
     fastest = problem.costs.op_ps.min(axis=1).sum()
     assert timeline.makespan_ps >= fastest / problem.num_devices
 

@@ -27,7 +27,7 @@ _NUM_THRESHOLDS = 64
 
 @dataclass(frozen=True)
 class Bounds:
-    """Lower bounds on the makespan of a problem; `best_ps` is the largest of them."""
+    """Lower bounds on the makespan of a problem; the combined one is never below the others."""
 
     critical_path_ps: int
     load_ps: int
@@ -36,7 +36,7 @@ class Bounds:
     @property
     def best_ps(self) -> int:
         """Give the largest bound."""
-        return max(self.critical_path_ps, self.load_ps, self.combined_ps)
+        return self.combined_ps
 
     @property
     def best_s(self) -> float:
@@ -45,62 +45,17 @@ class Bounds:
 
 
 def lower_bounds(problem: Problem) -> Bounds:
-    """Compute every bound of this module (see `critical_path_ps`, `load_ps`, `combined_ps`)."""
+    """
+    Compute every bound of this module.
+
+    The proofs are in the docstrings of `_path_ps`, `_load_ps` and `_grid_ps`.
+    """
     heads, tails = _heads_and_tails(problem)
     weights = _device_weights(problem)
-    return Bounds(
-        critical_path_ps=critical_path_ps(problem),
-        load_ps=_load_ps(problem, weights),
-        combined_ps=_combined_ps(problem, heads, tails, weights),
-    )
-
-
-def critical_path_ps(problem: Problem) -> int:
-    """
-    Bound the makespan by the longest path through the graph, each op on its fastest device.
-
-    Proof. An op starts only when all its inputs are on its device, so not before the ops that
-    make them have ended; it takes at least as long as on the fastest device that may run it
-    (together with its co-location group). By induction along any path, the last op of the path
-    ends no earlier than the sum of these times; the makespan is no earlier than that.
-    """
-    heads, tails = _heads_and_tails(problem)
-    return int((heads + _fastest_ps(problem) + tails).max())
-
-
-def load_ps(problem: Problem) -> int:
-    """
-    Bound the makespan by the work, however it is shared among unequal devices.
-
-    Proof. Take any weights ``w_d >= 0`` with sum 1. In any placement a device is busy for the
-    sum of its ops' times, its load, and the makespan is at least every load, so at least the
-    weighted mean of the loads. That mean is the sum over items (co-location groups, or single
-    ops) of ``w_d p_d``, with ``d`` the item's device and ``p_d`` its time there, and each term
-    is at least ``min_d w_d p_d`` over the devices that may run the item. So for every choice of
-    weights ``sum over items of min_d w_d p_d`` is a lower bound.
-
-    The best weights make it the optimum of the linear program that may split items among devices
-    (this is that program's dual). For identical devices the weights are equal and the bound is
-    work / devices; for two classes of devices the optimum lies where two devices are equally
-    good for some item and is found by sorting; beyond that cutting planes find it. The bound
-    holds for any weights, so no numerical error of the search can break it.
-    """
-    return _load_ps(problem, _device_weights(problem))
-
-
-def combined_ps(problem: Problem) -> int:
-    """
-    Bound the makespan by what must come before, the work in the middle, and what must come after.
-
-    Proof. Let the head of an op be the longest path to it and its tail the longest path behind
-    it, each op at its fastest. For any times ``h`` and ``q``, look at the ops with a head of at
-    least ``h`` and a tail of at least ``q``. None of them starts before ``h``, by the argument
-    of `critical_path_ps`. They need at least their load bound, by the argument of `load_ps`
-    applied to them alone. When the last of them ends, its tail is still to come. So
-    ``h + load + q`` is a lower bound. The largest over a grid of ``h`` and ``q`` is taken.
-    """
-    heads, tails = _heads_and_tails(problem)
-    return _combined_ps(problem, heads, tails, _device_weights(problem))
+    path = _path_ps(problem, heads, tails)
+    load = _load_ps(problem, weights)
+    grid = _grid_ps(problem, heads, tails, weights)
+    return Bounds(path, load, max(path, load, grid))
 
 
 def _allowed(problem: Problem) -> BoolArray:  # [N, D]
@@ -232,12 +187,51 @@ def _priced(times: FloatArray, weights: FloatArray) -> FloatArray:
     return np.asarray(priced.min(axis=1))
 
 
+def _path_ps(problem: Problem, heads: IntArray, tails: IntArray) -> int:
+    """
+    Bound the makespan by the longest path through the graph, each op on its fastest device.
+
+    Proof. An op starts only when all its inputs are on its device, so not before the ops that
+    make them have ended; it takes at least as long as on the fastest device that may run it
+    (together with its co-location group). By induction along any path, the last op of the path
+    ends no earlier than the sum of these times; the makespan is no earlier than that.
+    """
+    return int((heads + _fastest_ps(problem) + tails).max())
+
+
 def _load_ps(problem: Problem, weights: FloatArray) -> int:
+    """
+    Bound the makespan by the work, however it is shared among unequal devices.
+
+    Proof. Take any weights ``w_d >= 0`` with sum 1. In any placement a device is busy for the
+    sum of its ops' times, its load, and the makespan is at least every load, so at least the
+    weighted mean of the loads. That mean is the sum over items (co-location groups, or single
+    ops) of ``w_d p_d``, with ``d`` the item's device and ``p_d`` its time there, and each term
+    is at least ``min_d w_d p_d`` over the devices that may run the item. So for every choice of
+    weights ``sum over items of min_d w_d p_d`` is a lower bound.
+
+    The best weights make it the optimum of the linear program that may split items among devices
+    (this is that program's dual). For identical devices the weights are equal and the bound is
+    work / devices; for two classes of devices the optimum lies where two devices are equally
+    good for some item and is found by sorting; beyond that cutting planes find it. The bound
+    holds for any weights, so no numerical error of the search can break it.
+    """
     total = float(_priced(_items_ps(problem), weights).sum())
     return math.ceil(total * (1 - _ROUNDING))
 
 
-def _combined_ps(problem: Problem, heads: IntArray, tails: IntArray, weights: FloatArray) -> int:
+def _grid_ps(problem: Problem, heads: IntArray, tails: IntArray, weights: FloatArray) -> int:
+    """
+    Bound the makespan by what must come before, the work in the middle, and what must come after.
+
+    Proof. Let the head of an op be the longest path to it and its tail the longest path behind
+    it, each op at its fastest. For any times ``h`` and ``q``, look at the ops with a head of at
+    least ``h`` and a tail of at least ``q``. None of them starts before ``h``, by the argument
+    of `_path_ps`. They need at least their load bound, by the argument of `_load_ps`
+    applied to them alone. When the last of them ends, its tail is still to come. So
+    ``h + load + q`` is a lower bound. The largest over a grid of ``h`` and ``q`` is taken. (The
+    critical path is the case of one op, the load that of all.)
+    """
     running = ~problem.graph.op_is_resident
     if not running.any():
         return 0

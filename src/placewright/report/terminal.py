@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 from rich.console import Group, RenderableType
@@ -18,11 +18,12 @@ from placewright.timeline import Step, Timeline
 from placewright.units import format_bytes, format_count, format_time
 
 
-def table(title: str, *columns: str) -> Table:
-    """Start a table whose first column is text and whose others are figures."""
+def table(title: str, *columns: str, text: Collection[str] = ()) -> Table:
+    """Start a table: its first column and those named hold text, the others figures."""
     made = Table(title=title, title_justify="left", title_style="bold", header_style="bold")
     for k, column in enumerate(columns):
-        made.add_column(column, justify="left" if k == 0 else "right", overflow="fold")
+        is_text = k == 0 or column in text
+        made.add_column(column, justify="left" if is_text else "right", overflow="fold")
     return made
 
 
@@ -81,7 +82,14 @@ def _show_critical_path(timeline: Timeline) -> RenderableType:
     for where, time_ps in spent.most_common(8):
         share = time_ps / max(timeline.makespan_ps, 1)
         shares.add_row(where, format_time(time_ps / PS_PER_S), f"{share:.1%}")
-    longest = table("Its longest steps", "op or transfer", "where", "time", "began when")
+    longest = table(
+        "Its longest steps",
+        "op or transfer",
+        "where",
+        "time",
+        "began when",
+        text=("where", "began when"),
+    )
     reasons = {
         "start": "the step began",
         "input": "its last input was there",
@@ -140,7 +148,7 @@ def show_graph(graph: Graph) -> RenderableType:
     for kind in sorted(counts, key=lambda kind: (-flops[kind], -counts[kind], kind))[:12]:
         share = f"{flops[kind] / total:.1%}"
         kinds.add_row(kind, f"{counts[kind]:,}", format_count(flops[kind]), share)
-    largest = table("Largest ops", "op", "kind", "flops", "outputs")
+    largest = table("Largest ops", "op", "kind", "flops", "outputs", text=("kind",))
     made = np.zeros(graph.num_ops)
     np.add.at(made, graph.tensor_op, graph.tensor_bytes)
     for i in np.lexsort((-made, -graph.op_flops))[:8]:
@@ -199,8 +207,8 @@ def show_models(graphs: Sequence[tuple[str, Graph]]) -> RenderableType:
 
 def show_clusters(clusters: Sequence[Cluster]) -> RenderableType:
     """List clusters, with where their figures come from."""
-    made = table("Clusters", "name", "devices", "memory", "description")
-    made.columns[3].justify = "left"
+    columns = ("name", "devices", "memory", "description")
+    made = table("Clusters", *columns, text=columns)
     for cluster in clusters:
         kinds = Counter(zip(cluster.device_kinds, cluster.memory_bytes.tolist(), strict=True))
         made.add_row(
