@@ -39,6 +39,20 @@ def test_no_bound_is_above_the_optimum(problem):
     assert bounds.combined_ps <= best
 
 
+@given(worlds.problems(max_ops=4, max_devices=2))
+@settings(max_examples=50, deadline=None)
+def test_no_bound_is_above_the_optimum_over_all_orders(problem):
+    # Every work-conserving order of ready ops is some choice of priorities.
+    orders = list(itertools.permutations(range(problem.num_ops)))
+    best = min(
+        reference.simulate(problem, placement, "priority", order).makespan
+        for placement in itertools.product(range(problem.num_devices), repeat=problem.num_ops)
+        if (len(set(placement)) == 1 or not problem.colocation_members.size)
+        for order in orders
+    )
+    assert lower_bounds(problem).best_ps <= best
+
+
 @given(worlds.problems(max_ops=8, max_devices=4))
 @settings(max_examples=150, deadline=None)
 def test_the_load_bound_is_the_optimum_of_the_linear_program(problem):
