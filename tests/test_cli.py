@@ -4,6 +4,7 @@ import gzip
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -105,6 +106,16 @@ def test_a_reader_that_goes_away_is_no_error():
     assert done.stderr == ""
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
+@pytest.mark.parametrize("option", [[], ["--json"]])
+def test_a_full_disk_gets_a_sentence(option):
+    command = [sys.executable, "-m", "placewright.cli", "list", "models", *option]
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr == "placewright: The result cannot be written: No space left on device.\n"
+
+
 def test_without_a_place_for_compiled_code_it_still_runs(tmp_path):
     # As numba does when neither the package nor the user's cache directory can be written to.
     script = """if True:
@@ -146,7 +157,7 @@ def test_help_teaches():
         ([*SIMULATE, "--plan", "none.json"], "There is no plan or placement file at `none.json`"),
         (
             ["simulate", "gpt5", "--cluster", "k40x4", "--on", "cpu"],
-            "There is no model `gpt5`. The models are: gpt2-small",
+            "There is no model `gpt5`. Those that ship with placewright are: gpt2-small",
         ),
         (
             ["simulate", "no.graph.json", "--cluster", "k40x4", "--on", "cpu"],
@@ -154,7 +165,7 @@ def test_help_teaches():
         ),
         (
             ["simulate", "gpt2-small", "--cluster", "k41", "--on", "cpu"],
-            "There is no cluster `k41`. The presets are",
+            "There is no cluster `k41`. Those that ship",
         ),
         (
             ["inspect", "gpt2-small", "--cluster", "no.toml"],

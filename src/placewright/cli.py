@@ -335,13 +335,17 @@ def _quick_imports() -> Iterator[None]:
 
 @contextmanager
 def _user_errors() -> Iterator[None]:
-    """Turn a wrong input into one sentence and exit code 2."""
+    """Turn a wrong input, or an output that cannot be written, into a sentence and exit code 2."""
     from placewright.errors import InputError
 
     try:
         yield
     except InputError as error:
         typer.echo(f"placewright: {error}", err=True)
+        raise typer.Exit(2) from None
+    except OSError as error:
+        typer.echo(f"placewright: The result cannot be written: {error.strerror}.", err=True)
+        sys.stdout = None  # what is left in its buffer would only fail again at exit
         raise typer.Exit(2) from None
 
 
@@ -352,7 +356,7 @@ def _print(what: Any) -> None:
 
 
 def _print_json(what: Any) -> None:
-    print(json.dumps(what, indent=1))
+    print(json.dumps(what, indent=1), flush=True)
 
 
 def main() -> None:

@@ -33,11 +33,7 @@ def load_model(model: str | Path) -> Graph:
         folder = resources.files("placewright").joinpath("models")
         with resources.as_file(folder.joinpath(f"{model}{_SUFFIX}")) as path:
             return Graph.load(path)
-    if not _looks_like_path(model):
-        raise InputError(
-            f"There is no model `{model}`. The models are: {', '.join(model_names())}; or give the"
-            " path of a `.graph.json` file."
-        )
+    _check_path("model", model, model_names(), ".graph.json")
     return Graph.load(model)
 
 
@@ -52,13 +48,14 @@ def load_cluster(cluster: str | Path) -> Cluster:
     """
     if str(cluster) in Cluster.presets():
         return Cluster.preset(str(cluster))
-    if not _looks_like_path(cluster):
-        raise InputError(
-            f"There is no cluster `{cluster}`. The presets are: {', '.join(Cluster.presets())}; or"
-            " give the path of a `.toml` file."
-        )
+    _check_path("cluster", cluster, Cluster.presets(), ".toml")
     return Cluster.load(cluster)
 
 
-def _looks_like_path(text: str | Path) -> bool:
-    return "." in str(text) or "/" in str(text) or os.path.exists(text)
+def _check_path(what: str, text: str | Path, known: tuple[str, ...], suffix: str) -> None:
+    """Refuse what is no known name and does not look like a path either."""
+    if "." not in str(text) and "/" not in str(text) and not os.path.exists(text):
+        raise InputError(
+            f"There is no {what} `{text}`. Those that ship with placewright are:"
+            f" {', '.join(known)}; or give the path of a `{suffix}` file."
+        )
