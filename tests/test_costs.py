@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -45,6 +47,23 @@ def test_the_family_chooses_the_efficiency_and_the_dtype_the_rate():
     assert microseconds(kind="aten.mm", flops=1e4, dtype="int8") == [11, 5 + 1 / 0.5]
 
 
+def test_efficiency_may_grow_with_the_size_of_an_op():
+    # Matrix products by flops: 0.1 up to 1e3, 0.5 from 1e5 on, 0.3 in the middle of the logarithm.
+    curve = ((1e3, 0.1), (1e5, 0.5))
+    cluster = replace(CLUSTER, efficiency=({}, {"matmul": curve, "other": 0.8, "movement": 0.25}))
+
+    def microseconds(**op):
+        graph = Graph.build("g", [Op(name="a", **op)])
+        return Costs.estimate(graph, cluster).op_ps[0, 1] / 1e6
+
+    assert microseconds(kind="aten.mm", flops=1e2) == pytest.approx(5 + 0.01 / 0.1)
+    assert microseconds(kind="aten.mm", flops=1e4) == pytest.approx(5 + 1 / 0.3)
+    assert microseconds(kind="aten.mm", flops=1e6) == pytest.approx(5 + 100 / 0.5)
+    # What a matrix product reads and writes comes at the speed of data movement.
+    assert microseconds(kind="aten.mm", flops=1e2, bytes=1e5) == pytest.approx(5 + 10 / 0.25)
+    assert microseconds(kind="aten.add", flops=1e2, bytes=1e5) == pytest.approx(5 + 10 / 0.8)
+
+
 def test_an_op_without_work_takes_no_time():
     assert microseconds(kind="input", outputs=[100]) == [0, 0]
 
@@ -77,6 +96,16 @@ def test_measured_times_win_by_name_then_model_then_kind():
         ("aten.cat", "movement"),
         ("aten.gelu", "elementwise"),
         ("op", "elementwise"),
+        ("onnx.MatMul", "matmul"),
+        ("onnx.QLinearMatMul", "matmul"),
+        ("com.microsoft.MultiHeadAttention", "attention"),
+        ("aten._fused_adam_", "elementwise"),
+        ("aten.native_batch_norm_backward", "reduction"),
+        ("aten._scaled_dot_product_flash_attention_for_cpu", "attention"),
+        ("aten.index_copy", "gather"),
+        ("aten.embedding_dense_backward", "gather"),
+        ("aten.max_pool2d_with_indices_backward", "reduction"),
+        ("aten._log_softmax_backward_data", "reduction"),
     ],
 )
 def test_kinds_are_sorted_into_families(kind, family):

@@ -12,10 +12,12 @@ from __future__ import annotations
 import fnmatch
 import hashlib
 import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib import resources
+from itertools import pairwise
 from pathlib import Path
+from typing import TypeAlias
 
 import msgspec
 import numpy as np
@@ -36,6 +38,9 @@ OP_FAMILIES = (
     "other",
 )
 """What a device may give an efficiency for; `placewright.costs` sorts ops into them."""
+
+Efficiency: TypeAlias = float | tuple[tuple[float, float], ...]
+"""The share of its peak that a device reaches: one number, or (size of the op, share) points."""
 
 MAX_RATE = 1e24
 MAX_LATENCY_S = 1e6
@@ -69,7 +74,7 @@ class Cluster:
     flops: tuple[Mapping[str, float], ...]  # [D] peak rate per dtype; "float32" is always there
     memory_bytes_per_s: NDArray[np.float64]  # [D]
     launch_s: NDArray[np.float64]  # [D] overhead per op
-    efficiency: tuple[Mapping[str, float], ...]  # [D] by op family; "other" for the rest
+    efficiency: tuple[Mapping[str, Efficiency], ...]  # [D] by op family; "other" for the rest
     latency_s: NDArray[np.float64]  # [D, D]
     bytes_per_s: NDArray[np.float64]  # [D, D] sustained, not the datasheet's peak
     channel_names: tuple[str, ...]  # [C]
@@ -129,6 +134,10 @@ class Cluster:
         """Name the cluster by its devices' names and kinds; a new probe does not change it."""
         words = repr((self.device_names, self.device_kinds))
         return hashlib.sha256(b"placewright-cluster-1" + words.encode()).hexdigest()
+
+    def with_memory(self, memory_bytes: Sequence[int]) -> Cluster:
+        """Give the same cluster with other memory sizes, one for each device."""
+        return replace(self, memory_bytes=np.array(memory_bytes, dtype=np.int64))
 
     def device_index(self, name: str) -> int:
         """
@@ -191,12 +200,24 @@ def _check(cluster: Cluster) -> None:
                     f"Device `{name}` has an efficiency for `{family}`; the families of ops are:"
                     f" {', '.join(OP_FAMILIES)}."
                 )
-            if not 0 < share <= 1:
-                raise InputError(
-                    f"Device `{name}` has efficiency {share:g} for {family}; expected a number"
-                    " above 0 and at most 1."
-                )
+            _check_efficiency(f"Device `{name}` has", family, share)
     _check_links(cluster)
+
+
+def _check_efficiency(what: str, family: str, efficiency: Efficiency) -> None:
+    points = ((1.0, efficiency),) if isinstance(efficiency, float) else efficiency
+    sizes = [size for size, _ in points]
+    if not sizes or not sizes[0] > 0 or any(a >= b for a, b in pairwise(sizes)):
+        raise InputError(
+            f"{what} efficiencies for {family} at the sizes {sizes}; expected at least one"
+            " [size, share], sizes positive and growing."
+        )
+    for _, share in points:
+        if not 0 < share <= 1:
+            raise InputError(
+                f"{what} efficiency {share:g} for {family}; expected a number above 0 and at"
+                " most 1."
+            )
 
 
 def _check_links(cluster: Cluster) -> None:
@@ -230,7 +251,7 @@ class _Device(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     names: list[str] | None = None
     model: str = ""
     launch: float | str = 0.0
-    efficiency: float | dict[str, float] = 1.0
+    efficiency: float | dict[str, float | list[tuple[float, float]]] = 1.0
 
 
 class _Link(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -307,7 +328,10 @@ def _build(file: _File) -> Cluster:
         efficiency=tuple(
             {"other": device.efficiency}
             if isinstance(device.efficiency, float)
-            else device.efficiency
+            else {
+                family: tuple(share) if isinstance(share, list) else share
+                for family, share in device.efficiency.items()
+            }
             for _, device in devices
         ),
         latency_s=links.latency_s,

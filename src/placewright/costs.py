@@ -10,64 +10,85 @@ Letters: ``N`` ops, ``D`` devices.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from placewright.cluster import Cluster
+from placewright.cluster import Cluster, Efficiency
 from placewright.errors import InputError
 from placewright.graph import Graph
 
 PS_PER_S = 1e12
 MAX_TOTAL_PS = 2**62
 
+_PARTS = (  # the first that stands anywhere in the name decides
+    ("attention", "attention"),
+    ("matmul", "matmul"),
+    ("conv", "convolution"),
+    ("pool", "reduction"),
+    ("norm", "reduction"),
+    ("loss", "reduction"),
+)
 _WORDS = {
-    "matmul": {
-        "mm",
-        "addmm",
-        "bmm",
-        "baddbmm",
-        "mv",
-        "addmv",
-        "matmul",
-        "gemm",
-        "linear",
-        "einsum",
-    },
-    "gather": {"embedding", "gather", "scatter", "index", "slice", "select"},
-    "reduction": {"sum", "mean", "softmax", "norm", "normalization", "amax", "argmax", "loss"},
-    "movement": {"copy", "cat", "concat", "transpose", "clone", "stack", "split", "pad"},
+    "matmul": "mm addmm bmm baddbmm mv addmv dot matmul gemm linear einsum lstm gru rnn",
+    "gather": "embedding gather scatter index select take topk sort bucketize nonzero",
+    "reduction": "sum mean softmax amax amin argmax argmin max min any all var std cumsum prod"
+    " reduce logsumexp",
+    "movement": "copy cat concat transpose clone stack split pad slice repeat expand tile roll flip"
+    " fill full zeros ones empty arange eye cast unfold permute",
 }
+_FAMILY_OF_WORD = {word: family for family, words in _WORDS.items() for word in words.split()}
+_COMPUTING = ("matmul", "convolution", "attention")
 
 
 def family_of(kind: str) -> str:
     """
     Sort an op kind such as ``"aten.mm"``, ``"aten.add.Tensor"`` or ``"onnx.Conv"`` into a family.
 
-    What stands before the first dot is the framework, what stands after a second one an overload;
-    the name between them is taken apart at underscores and capitals. ``attention`` anywhere in it
-    wins, then ``conv``, then ``pool`` (a reduction); then whole words decide. What is none of
-    ``matmul``, ``convolution``, ``attention``, ``reduction``, ``gather`` and ``movement`` is
-    ``elementwise``.
+    The name behind ``aten.`` or ``onnx.`` (an overload may follow it), else behind the last dot,
+    is taken apart at underscores and capitals. ``attention`` anywhere in it wins, then ``matmul``,
+    ``conv``, ``pool``, ``norm`` and ``loss`` (the last three reductions); then whole words decide,
+    matrix products first. What is none of ``matmul``, ``convolution``, ``attention``,
+    ``reduction``, ``gather`` and ``movement`` is ``elementwise``.
     """
-    name = kind.split(".")[1] if "." in kind else kind
-    words = set(re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", name).lower().split("_"))
+    parts = kind.split(".")
+    name = parts[1] if parts[0] in ("aten", "onnx") and len(parts) > 1 else parts[-1]
     text = name.lower()
-    for part, family in (
-        ("attention", "attention"),
-        ("conv", "convolution"),
-        ("pool", "reduction"),
-    ):
-        if part in text:
-            return family
-    return next((family for family, known in _WORDS.items() if words & known), "elementwise")
+    found = next((family for part, family in _PARTS if part in text), None)
+    if found is not None:
+        return found
+    words = re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", name).lower().split("_")
+    families = {_FAMILY_OF_WORD[word] for word in words if word in _FAMILY_OF_WORD}
+    return next((family for family in _WORDS if family in families), "elementwise")
 
 
 def _number(words: tuple[str, ...]) -> tuple[list[str], NDArray[np.int64]]:
     """List the different words, and give each entry its number among them."""
     number = {word: k for k, word in enumerate(dict.fromkeys(words))}
     return list(number), np.fromiter((number[word] for word in words), np.int64, len(words))
+
+
+def _reached(
+    shares: Mapping[str, Efficiency],
+    graph: Graph,
+    families: Sequence[str],
+    kind_at: NDArray[np.int64],
+) -> NDArray[np.float64]:  # [N]
+    """Look up the share of its peak that a device reaches on each op, by family and size."""
+    default = shares.get("other", 1.0)
+    reached = np.ones(graph.num_ops)
+    for family in dict.fromkeys(families):
+        ours = np.array([other == family for other in families])[kind_at]
+        share = shares.get(family, default)
+        points = ((1.0, share),) if isinstance(share, float) else share
+        sizes = (graph.op_flops if family in _COMPUTING else graph.op_bytes)[ours]
+        known = np.log([size for size, _ in points])
+        reached[ours] = np.interp(
+            np.log(np.maximum(sizes, 1.0)), known, [share for _, share in points]
+        )
+    return reached
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,10 +128,13 @@ class Costs:
         Price every op on every device.
 
         A measured time (`Op.time_s`) wins, looked up by device name, then model, then kind.
-        Otherwise ``launch + max(flops / peak rate, bytes / memory bandwidth) / efficiency``, with
-        the peak rate of the op's dtype (float32's if the device lists no other) and the
-        efficiency of its family (that of ``other``, or 1, if the device lists none). An op with
-        neither flops nor bytes nor a measured time takes none: it is an input or a parameter.
+        Otherwise ``launch + max(flops / (peak rate * e), bytes / (memory bandwidth * m))``, with
+        the peak rate of the op's dtype (float32's if the device lists no other). ``e`` is the
+        efficiency of its family (that of ``other``, or 1, if the device lists none) at its size:
+        flops for matrix products, convolutions and attention, bytes for the rest; between the
+        listed sizes it is interpolated over the logarithm. ``m`` is that of ``movement`` for the
+        three that compute, else ``e``. An op with neither flops nor bytes nor a measured time
+        takes none: it is an input or a parameter.
         """
         dtypes, dtype_at = _number(graph.op_dtypes)
         kinds, kind_at = _number(graph.op_kinds)
@@ -120,12 +144,11 @@ class Costs:
         for d in range(cluster.num_devices):
             rates, shares = cluster.flops[d], cluster.efficiency[d]
             rate = np.array([rates.get(dtype, rates["float32"]) for dtype in dtypes])[dtype_at]
-            default = shares.get("other", 1.0)
-            share = np.array([shares.get(family, default) for family in families])[kind_at]
-            busy_s = np.maximum(
-                graph.op_flops / rate, graph.op_bytes / cluster.memory_bytes_per_s[d]
-            )
-            time_s[:, d] = np.where(works, cluster.launch_s[d] + busy_s / share, 0.0)
+            rate *= _reached(shares, graph, families, kind_at)
+            moving = ["movement" if family in _COMPUTING else family for family in families]
+            speed = cluster.memory_bytes_per_s[d] * _reached(shares, graph, moving, kind_at)
+            busy_s = np.maximum(graph.op_flops / rate, graph.op_bytes / speed)
+            time_s[:, d] = np.where(works, cluster.launch_s[d] + busy_s, 0.0)
         for i, times in enumerate(graph.op_time_s):
             for d in range(cluster.num_devices) if times else ():
                 names = cluster.device_names[d], cluster.device_models[d], cluster.device_kinds[d]

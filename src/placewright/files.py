@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import hashlib
 import io
 import os
 import secrets
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -44,22 +46,44 @@ def read(path: str | Path, what: str) -> bytes:
         unpacking), or its gzip data is broken or cut off.
     """
     limit = f"a {what} may have {MAX_BYTES / 2**30:g} GiB. Is it the right file?"
+    with _opened(path, what) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > MAX_BYTES:
+            raise InputError(f"`{path}` has {size / 2**30:.1f} GiB; {limit}")
+        data = file.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
+        raise InputError(f"`{path}` does not end; {limit}")
+    return _unpack(data, path, what) if data[:2] == b"\x1f\x8b" else data
+
+
+def digest(path: str | Path, what: str) -> str:
+    """
+    Name a file of any size by its content.
+
+    Raises
+    ------
+    InputError
+        The file is missing, not a file, or not readable.
+    """
+    with _opened(path, what) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextlib.contextmanager
+def _opened(path: str | Path, what: str) -> Iterator[io.BufferedReader]:
+    """Open a file for reading, with a sentence for each way in which that can fail."""
     try:
         with open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            if size > MAX_BYTES:
-                raise InputError(f"`{path}` has {size / 2**30:.1f} GiB; {limit}")
-            data = file.read(MAX_BYTES + 1)
+            yield file
     except FileNotFoundError:
         raise InputError(f"There is no {what} at `{path}`. Check the path.") from None
     except IsADirectoryError:
         raise InputError(f"Expected a {what} at `{path}`, but that is a directory.") from None
+    except InputError:
+        raise
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise InputError(f"The {what} `{path}` cannot be read: {reason}.") from None
-    if len(data) > MAX_BYTES:
-        raise InputError(f"`{path}` does not end; {limit}")
-    return _unpack(data, path, what) if data[:2] == b"\x1f\x8b" else data
 
 
 def _unpack(data: bytes, path: str | Path, what: str) -> bytes:
