@@ -3,9 +3,9 @@ placewright: which device runs which operation of a neural network.
 
 The public names, by what they are for:
 
-* a model: `Graph`, `Op`, `Output`, `load_model`
+* a model: `capture` (`Capture`), `load_model`, `Graph`, `Op`, `Output`
 * a machine: `Cluster`, `load_cluster`
-* the question: `Problem`, `Costs`, `coarsen`, `split_cycles`
+* the question: `Problem`, `load_problem`, `Costs`, `coarsen`, `split_cycles`
 * an answer and how good it is: `Candidate`, `simulate`, `simulate_many`, `default_triggers`,
   `Timeline`, `lower_bounds`, `save_trace`, `Plan`
 * `InputError`, for input that cannot be used
@@ -24,9 +24,10 @@ if TYPE_CHECKING:
     from placewright.coarsening import Coarse, coarsen, split_cycles
     from placewright.costs import Costs
     from placewright.errors import InputError
+    from placewright.frontends.torch import Capture, capture
     from placewright.graph import Graph
     from placewright.graph_file import Op, Output
-    from placewright.load import load_cluster, load_model
+    from placewright.load import load_cluster, load_model, load_problem
     from placewright.plan import Plan
     from placewright.problem import Candidate, Problem
     from placewright.simulator import Batch, default_triggers, simulate, simulate_many
@@ -41,9 +42,10 @@ _MODULES = {
     "coarsening": ("Coarse", "coarsen", "split_cycles"),
     "costs": ("Costs",),
     "errors": ("InputError",),
+    "frontends.torch": ("Capture", "capture"),
     "graph": ("Graph",),
     "graph_file": ("Op", "Output"),
-    "load": ("load_cluster", "load_model"),
+    "load": ("load_cluster", "load_model", "load_problem"),
     "plan": ("Plan",),
     "problem": ("Candidate", "Problem"),
     "simulator": ("Batch", "default_triggers", "simulate", "simulate_many"),

@@ -1,0 +1,1 @@
+"""Front ends: what turns a model that someone already has into a `Graph`."""

@@ -1,0 +1,435 @@
+"""
+PyTorch modules become graphs: `capture`.
+
+This module owns what a step is: forward, loss, backward, update, and the cut between what the
+module computes and what the loss and the optimiser do with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from placewright.errors import InputError
+from placewright.graph import Graph
+
+try:
+    import torch
+except ImportError:
+    raise InputError(
+        "PyTorch is not installed, and capturing a model needs it. Install it with"
+        " `pip install 'placewright[torch]'`."
+    ) from None
+
+from torch import fx
+from torch._subclasses import fake_tensor
+from torch.utils import _pytree as pytree
+
+from placewright.frontends._fold import Entry, fold
+from placewright.frontends._optimizers import Updater, read_optimizer
+from placewright.frontends._recorder import Recorder, Tape, watch_modules
+
+Loss = Callable[..., torch.Tensor]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Cut:
+    """
+    Where the module ends and the loss begins, by node of the `torch.fx.Graph`.
+
+    Everything before `outputs` is the module's forward pass and everything that `gradients` lead
+    to its backward pass; what lies between is the loss.
+    """
+
+    outputs: tuple[str, ...]  # what the module returns, those with a gradient first
+    gradients: tuple[str, ...]  # of the loss by the first of them
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Capture:
+    """
+    A captured step: the graph to place, and the same step as a `torch.fx.GraphModule` that runs.
+
+    The module's arguments are what `bind` gives; it returns the loss (None without one), then the
+    outputs, then the gradients of `parameters`. An updating step overwrites the parameters,
+    buffers and optimiser state that it is given, as PyTorch's optimisers do.
+    """
+
+    graph: Graph
+    parameters: tuple[str, ...]  # those with a gradient, in the order of the results
+    cut: Cut
+    op_nodes: tuple[tuple[str, ...], ...]  # [N] nodes that each op computes, in order
+    tensor_nodes: tuple[str, ...]  # [T] the node whose result a tensor is; "" for control
+    num_traced: int  # aten calls seen, free ones included
+    _entries: tuple[Entry, ...]
+    _tape: Tape
+
+    def __iter__(self) -> Iterator[Any]:
+        """Unpack as ``graph, module = capture(...)``."""
+        return iter((self.graph, self.module))
+
+    @cached_property
+    def module(self) -> fx.GraphModule:
+        """Build the step as a module; done when first asked for, as large steps take a while."""
+        constants = {name: tensor for name, (tensor, _) in self._tape.constants.items()}
+        return fx.GraphModule(constants, self._tape.graph)
+
+    def bind(self, module: torch.nn.Module, inputs: Any, targets: Any = ()) -> list[torch.Tensor]:
+        """List the arguments for `module`: real weights, fresh optimiser state, real inputs."""
+        tensors = dict(module.named_parameters()) | dict(module.named_buffers())
+        fed = iter(_leaves(inputs) + _leaves(targets))
+        made = []
+        for entry in self._entries:
+            if entry.kind == "input":
+                made.append(next(fed))
+            elif entry.kind == "state":
+                shape, _, dtype = entry.value.node.meta["tensor"]
+                made.append(torch.zeros(shape, dtype=dtype, device=tensors[entry.name].device))
+            elif entry.kind != "constant":
+                made.append(tensors[entry.name].detach())
+        return made
+
+
+def capture(
+    module: torch.nn.Module,
+    inputs: Any,
+    *,
+    train: bool = False,
+    loss: Loss | None = None,
+    targets: Any = (),
+    optimizer: str | torch.optim.Optimizer | None = None,
+    sums_at_end: bool = False,
+    name: str | None = None,
+) -> Capture:
+    """
+    Capture one step of a PyTorch module as a graph, without computing or allocating anything.
+
+    Parameters
+    ----------
+    module
+        Any module, its weights on any device or on ``meta``. Whether dropout and batch
+        normalisation are in training mode is the module's own (``module.train()``).
+    inputs
+        What `module` is called with: a tensor, a tuple of arguments, or a dict of keyword
+        arguments. Only shapes and dtypes matter.
+    train
+        Capture the backward pass as well.
+    loss
+        Called as ``loss(outputs, *targets)``; gives one number. Without it, `module` must return
+        the loss: as its only output, or as ``.loss`` or ``["loss"]`` of what it returns.
+    targets
+        A tensor or a tuple of tensors for `loss`.
+    optimizer
+        ``"sgd"``, ``"momentum"``, ``"adam"``, ``"adamw"``, or a `torch.optim.SGD`, `Adam` or
+        `AdamW` over the module's parameters. Without it no update is captured.
+    sums_at_end
+        Keep the parts of a gradient that many ops contribute to (a weight used at every step of
+        an unrolled network) until all are there, and then add them up, as TensorFlow's graphs do.
+        PyTorch, and this function without it, adds them up as they come.
+    name
+        The graph's name; the module's class if absent.
+
+    Raises
+    ------
+    InputError
+        The module cannot be captured; the message names the op or the line and what to do.
+    """
+    if not isinstance(module, torch.nn.Module):
+        raise InputError(
+            f"`module` is a {type(module).__name__}; expected a torch.nn.Module. Wrap a function"
+            " in the `forward` of one."
+        )
+    if not train and (loss is not None or optimizer is not None):
+        raise InputError("`loss` and `optimizer` belong to a training step; pass `train=True`.")
+    updater = None if optimizer is None else read_optimizer(optimizer, module)
+    fake = fake_tensor.FakeTensorMode()
+    recorder = Recorder(fake)
+    step = _Step(module, recorder)
+    with _explained(recorder), torch.set_grad_enabled(train), fake, recorder:
+        with watch_modules(recorder, module):
+            result = step.forward(inputs)
+        if train:
+            step.differentiate(result, loss, targets)
+            if updater is not None:
+                step.update(updater)
+    graph_name = name or type(module).__name__
+    return step.finish(graph_name, sums_at_end)
+
+
+class _Step:
+    """The step while it is traced."""
+
+    def __init__(self, module: torch.nn.Module, recorder: Recorder) -> None:
+        self.module = module
+        self.recorder = recorder
+        self.entries: list[Entry] = []
+        self.parameters: dict[str, torch.Tensor] = {}  # fake, by name
+        self.gradients: dict[str, torch.Tensor] = {}
+        self.loss: torch.Tensor | None = None
+        self.outputs: list[torch.Tensor] = []
+        self.output_gradients: list[torch.Tensor] = []
+        self.buffers: dict[str, torch.Tensor] = {}
+        for kind, found, fakes in (
+            ("param", module.named_parameters(), self.parameters),
+            ("buffer", module.named_buffers(), self.buffers),
+        ):
+            for name, tensor in found:
+                fakes[name] = recorder.twin(tensor).requires_grad_(tensor.requires_grad)
+                self._enter(name, kind, fakes[name])
+
+    def _enter(self, name: str, kind: str, tensor: torch.Tensor, label: str = "") -> None:
+        identifier = (label or name).replace(".", "_")
+        if not identifier.isidentifier():
+            identifier = f"{kind}_{len(self.entries)}"
+        value = self.recorder.enter(identifier, tensor)
+        owner = name.rpartition(".")[0] if kind != "input" else ""
+        self.entries.append(Entry(name, kind, value, owner))
+
+    def _feed(self, given: Any, prefix: str) -> Any:
+        """Replace every tensor of a structure by a fake one, each an input of the graph."""
+        count = 0
+
+        def swap(leaf: Any) -> Any:
+            nonlocal count
+            if not isinstance(leaf, torch.Tensor):
+                return leaf
+            count += 1
+            twin = self.recorder.twin(leaf)
+            self._enter(f"{prefix}.{count - 1}", "input", twin, f"{prefix}_{count - 1}")
+            return twin
+
+        return pytree.tree_map(swap, given)
+
+    def forward(self, inputs: Any) -> Any:
+        """Trace the module's forward pass."""
+        fed = self._feed(inputs, "input")
+        args, kwargs = ((), dict(fed)) if isinstance(fed, Mapping) else (_as_tuple(fed), {})
+        tensors = {**self.parameters, **self.buffers}
+        result = torch.func.functional_call(self.module, tensors, args, kwargs)
+        self.recorder.modules[:] = ["loss"]
+        self.outputs = _leaves(result)
+        if not self.outputs:
+            raise InputError(
+                f"The module returned no tensor but a {type(result).__name__}. Let `forward` return"
+                " a tensor, or a tuple, list, dict or dataclass of tensors."
+            )
+        return result
+
+    def differentiate(self, result: Any, loss: Loss | None, targets: Any) -> None:
+        """Trace the loss and the backward pass, cut in two where the module ends."""
+        if loss is None:
+            returned = _returned_loss(result)
+            self.outputs = [returned]
+        self.outputs.sort(key=lambda tensor: not tensor.requires_grad)  # stable
+        leaves = {id(t): t.detach().requires_grad_() for t in self.outputs if t.requires_grad}
+        if not leaves:
+            raise InputError(
+                "Nothing that the module returns has a gradient. Check that its parameters have"
+                " `requires_grad` and that `forward` does not detach or run without gradients."
+            )
+        if loss is None:
+            self.loss = next(iter(leaves.values()))
+        else:
+            swapped = _swap(result, lambda t: leaves.get(id(t), t))
+            self.loss = loss(swapped, *_as_tuple(self._feed(targets, "target")))
+        if not isinstance(self.loss, torch.Tensor) or self.loss.numel() != 1:
+            shape = list(getattr(self.loss, "shape", ()))
+            raise InputError(
+                f"The loss has shape {shape}; expected one number. Reduce it with `.mean()` or"
+                " `.sum()`."
+            )
+        recorder = self.recorder
+        recorder.phase = "backward"
+        found = torch.autograd.grad(self.loss, [*leaves.values()], allow_unused=True)
+        used = [
+            (tensor, gradient)
+            for tensor, gradient in zip(self.outputs, found, strict=False)
+            if gradient is not None
+        ]
+        if not used:
+            raise InputError("The loss does not depend on what the module returns.")
+        self.output_gradients = [gradient for _, gradient in used]
+        names = [name for name, tensor in self.parameters.items() if tensor.requires_grad]
+        gradients = torch.autograd.grad(
+            [tensor for tensor, _ in used],
+            [self.parameters[name] for name in names],
+            self.output_gradients,
+            allow_unused=True,
+        )
+        self.gradients = {
+            name: gradient
+            for name, gradient in zip(names, gradients, strict=True)
+            if gradient is not None
+        }
+        ended = {id(tensor) for tensor, _ in used}
+        self.outputs.sort(key=lambda tensor: id(tensor) not in ended)
+
+    def update(self, updater: Updater) -> None:
+        """Trace the optimiser's update of every parameter that has a gradient."""
+        recorder = self.recorder
+        recorder.phase = "update"
+        states = {}
+        for name in self.gradients:
+            states[name] = updater.make_state(name, self.parameters[name])
+            for label, tensor in states[name].items():
+                twin = states[name][label] = recorder.twin(tensor)
+                self._enter(name, "state", twin, f"{name}_{label}")
+        with torch.no_grad():
+            for name, gradient in self.gradients.items():
+                recorder.parameter = name
+                recorder.modules[:] = [name.rpartition(".")[0]]
+                parameter = self.parameters[name]
+                if gradient.stride() != parameter.stride():
+                    gradient = torch.empty_like(parameter).copy_(gradient)  # noqa: PLW2901
+                updater.update(name, parameter, gradient, states[name])
+        recorder.parameter = None
+
+    def finish(self, name: str, sums_at_end: bool) -> Capture:
+        """Fold the calls into a graph."""
+        recorder, tape = self.recorder, self.recorder.tape
+        self.entries += [
+            Entry(key, "constant", value) for key, (_, value) in tape.constants.items()
+        ]
+        order = {"param": 0, "state": 1, "buffer": 2, "constant": 3, "input": 4}
+        entries = sorted(self.entries, key=lambda entry: order[entry.kind])
+        outputs = [recorder.value_of(tensor) for tensor in self.outputs]
+        gradients = [recorder.value_of(tensor) for tensor in self.gradients.values()]
+        ends = [] if self.loss is None else [recorder.value_of(self.loss)]
+        tape.graph.output(
+            (
+                ends[0].node if ends else None,
+                tuple(value.node for value in outputs),
+                tuple(value.node for value in gradients),
+            )
+        )
+        folded = fold(name, entries, tape.calls, ends or outputs, gradients if sums_at_end else ())
+        return Capture(
+            graph=folded.graph,
+            parameters=tuple(self.gradients),
+            cut=Cut(
+                outputs=tuple(value.node.name for value in outputs),
+                gradients=tuple(recorder.value_of(g).node.name for g in self.output_gradients),
+            ),
+            op_nodes=folded.op_nodes,
+            tensor_nodes=folded.tensor_nodes,
+            num_traced=tape.num_nodes,
+            _entries=tuple(self.entries),
+            _tape=tape,
+        )
+
+
+def _as_tuple(value: Any) -> tuple[Any, ...]:
+    return tuple(value) if isinstance(value, (tuple, list)) else (value,)
+
+
+def _fields(value: Any) -> list[Any] | None:
+    """List what a dataclass holds that PyTorch does not know how to look into."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return [getattr(value, field.name) for field in dataclasses.fields(value)]
+    return None
+
+
+def _leaves(value: Any) -> list[torch.Tensor]:
+    """List the tensors in a structure."""
+    found: list[torch.Tensor] = []
+    for leaf in pytree.tree_leaves(value):
+        parts = _fields(leaf)
+        if isinstance(leaf, torch.Tensor):
+            found.append(leaf)
+        elif parts is not None:
+            found += _leaves(parts)
+    return found
+
+
+def _swap(value: Any, swap: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Replace the tensors in a structure."""
+
+    def swap_leaf(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor):
+            return swap(leaf)
+        if _fields(leaf) is not None:
+            names = [field.name for field in dataclasses.fields(leaf)]
+            return dataclasses.replace(leaf, **{n: _swap(getattr(leaf, n), swap) for n in names})
+        return leaf
+
+    return pytree.tree_map(swap_leaf, value)
+
+
+def _returned_loss(result: Any) -> torch.Tensor:
+    """Find the loss in what a module returned."""
+    found = result
+    if isinstance(result, Mapping):
+        found = result.get("loss")
+    elif not isinstance(result, torch.Tensor):
+        found = getattr(result, "loss", None)
+    if not isinstance(found, torch.Tensor) or found.numel() != 1:
+        raise InputError(
+            "A training step needs a loss, and the module returns none (one number, alone or as"
+            " `.loss`). Pass `loss=`, a function of the outputs and `targets`."
+        )
+    return found
+
+
+@contextlib.contextmanager
+def _explained(recorder: Recorder) -> Iterator[None]:
+    """Turn what can go wrong while a module is traced into one sentence that names the place."""
+    try:
+        yield
+    except InputError:
+        raise
+    except fake_tensor.DataDependentOutputException as error:
+        what, remedy = (
+            f"needs the value of a tensor (`{error.func}`), and a graph is captured before there"
+            " are any",
+            "Replace `.item()`, `bool(tensor)` or `if tensor:` by tensor arithmetic such as"
+            " `torch.where`, or pass the value in as a number.",
+        )
+        raise InputError(_sentence(error, what, remedy)) from None
+    except fake_tensor.DynamicOutputShapeException as error:
+        what, remedy = (
+            f"makes a tensor whose shape depends on values (`{error.func}`)",
+            "Use a form of fixed size: a mask with `torch.where`, `torch.topk`, or a padded batch.",
+        )
+        raise InputError(_sentence(error, what, remedy)) from None
+    except fake_tensor.UnsupportedOperatorException as error:
+        what, remedy = (
+            f"calls `{error.func}`, which says nothing about the shape of its result",
+            "Register that with `torch.library.register_fake`.",
+        )
+        raise InputError(_sentence(error, what, remedy)) from None
+    except Exception as error:
+        reason = " ".join(str(error).split()) or "no message"
+        if "fake impl" in reason:
+            what = (
+                f"calls `{recorder.last_target}`, which says nothing about the shape of its result"
+            )
+            remedy = "Register that with `torch.library.register_fake`."
+        elif "fake tensor" in reason.lower() or "FakeTensor" in reason or ".numpy()" in reason:
+            what = f"cannot run on tensors without values ({type(error).__name__}: {reason[:200]})"
+            remedy = (
+                "Keep to PyTorch ops: no `.numpy()`, no data pointers, no `.tolist()`; give custom"
+                " ops a `torch.library.register_fake`."
+            )
+        else:
+            what = f"raised {type(error).__name__}: {reason[:300]}"
+            remedy = "Check that the module runs on these inputs, and its loss on these targets."
+        raise InputError(_sentence(error, what, remedy, recorder)) from None
+
+
+def _sentence(
+    error: BaseException, what: str, remedy: str, recorder: Recorder | None = None
+) -> str:
+    here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    skipped = (os.path.dirname(torch.__file__) + os.sep, os.path.join(here, "frontends") + os.sep)
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not os.path.abspath(frame.filename).startswith(skipped)]
+    place = f"`{own[-1].filename}`, line {own[-1].lineno}," if own else "The model"
+    if not own and recorder is not None and recorder.last_target is not None:
+        place = f"The model, at `{recorder.last_target}` in its {recorder.phase} pass,"
+    return f"{place} {what.rstrip('.')}. {remedy}"
