@@ -205,3 +205,53 @@ def test_unknown_names_are_told_the_known_ones():
         load_cluster("k41")
     with pytest.raises(InputError, match=r"no device `cuda:9`\. Its devices are: cpu, cuda:0"):
         load_cluster("k40x4").device_index("cuda:9")
+
+
+PRESETS = (
+    "a100x8", "edge", "h200", "k40x2", "k40x4", "k40x8", "k80x2", "k80x4", "laptop", "rtx4090x2",
+    "tpu-v3x8", "two-hosts",
+)  # fmt: skip
+
+
+def test_every_testbed_ships_and_says_where_its_figures_come_from():
+    assert Cluster.presets() == PRESETS
+    for name in PRESETS:
+        cluster = Cluster.preset(name)
+        assert cluster.name == name
+        assert len(cluster.source) > 100
+        assert cluster.description
+        assert "cpu" in cluster.device_kinds
+
+
+def test_there_is_one_set_of_constants_for_each_kind_of_gpu():
+    for family in ("k40", "k80"):
+        cards, hosts = set(), set()
+        for cluster in (Cluster.preset(name) for name in PRESETS if name.startswith(family)):
+            for d, kind in enumerate(cluster.device_kinds):
+                facts = (
+                    cluster.memory_bytes[d],
+                    repr(cluster.flops[d]),
+                    cluster.memory_bytes_per_s[d],
+                    cluster.launch_s[d],
+                    repr(cluster.efficiency[d]),
+                )
+                (cards if kind == "cuda" else hosts).add(facts)
+            off = ~np.eye(cluster.num_devices, dtype=bool)
+            assert set(cluster.bytes_per_s[off]) == {10e9}
+        assert len(cards) == len(hosts) == 1
+
+
+def test_hosts_of_a_pair_share_their_network_cards():
+    cluster = Cluster.preset("two-hosts")
+    a, b = cluster.device_index("host0/cuda:0"), cluster.device_index("host1/cuda:3")
+    assert channels(cluster, "host0/cuda:0", "host1/cuda:3") == ["host0 NIC out", "host1 NIC in"]
+    assert cluster.bytes_per_s[a, b] == 11e9
+    assert cluster.bytes_per_s[a, cluster.device_index("host0/cuda:1")] == 90e9
+
+
+def test_efficiencies_by_size_must_be_in_order(tmp_path):
+    cluster = load(tmp_path, EXAMPLE.replace("matmul = 0.7", "matmul = [[1e6, 0.1], [1e9, 0.6]]"))
+    assert cluster.efficiency[1]["matmul"] == ((1e6, 0.1), (1e9, 0.6))
+    for curve in ("[]", "[[1e9, 0.1], [1e6, 0.6]]", "[[0.0, 0.5]]", "[[1e6, 1.5]]"):
+        with pytest.raises(InputError, match="efficienc"):
+            load(tmp_path, EXAMPLE.replace("matmul = 0.7", f"matmul = {curve}"))
