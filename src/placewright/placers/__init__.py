@@ -1,0 +1,1 @@
+"""Placers: what chooses a device for every op."""
