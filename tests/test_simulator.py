@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from placewright.bounds import lower_bounds
+from placewright.cluster import Cluster
 from placewright.errors import InputError
+from placewright.graph import Graph
 from placewright.graph_file import Op, Output
-from placewright.load import load_cluster, load_model
 from placewright.problem import Candidate, Problem
 from placewright.simulator import default_triggers, simulate, simulate_many
 
@@ -300,12 +301,14 @@ def test_doubling_every_duration_doubles_the_timeline(data):
 
 # -- golden ----------------------------------------------------------------------------------
 
-GOLDEN = Path(__file__).parent / "golden" / "gpt2-small-k40x4.json"
+GOLDEN = Path(__file__).parent / "golden" / "timelines.json"
 
 
 def golden_figures():
-    """Makespans and peaks of the shipped model under fixed placements, to the picosecond."""
-    problem = Problem(load_model("gpt2-small"), load_cluster("k40x4"))
+    """Makespans and peaks of a captured step under fixed placements, to the picosecond."""
+    folder = GOLDEN.parent
+    graph = Graph.load(folder / "step.graph.json.gz")
+    problem = Problem(graph, Cluster.load(folder / "cluster.toml"))
     rng = np.random.default_rng(7)
     figures = {}
     for name, placement in {

@@ -21,6 +21,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 import typer
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from placewright.graph import Graph
     from placewright.problem import Candidate, Problem
     from placewright.timeline import Timeline
 
@@ -40,7 +43,34 @@ ModelArgument = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
-        help="A model's name (see `placewright list models`) or a `.graph.json` file.",
+        help="A model's name (see `placewright list models`), a `.graph.json`, `.onnx` or `.pt2`"
+        " file, or `file.py:function` that returns a PyTorch module and its inputs.",
+        show_default=False,
+    ),
+]
+ClusterOption = Annotated[
+    str,
+    typer.Option(
+        "--cluster",
+        help="A cluster's name (see `placewright list clusters`) or a `.toml` file; `NAME-tight`"
+        " is `NAME` with `--memory 60%`.",
+        show_default=False,
+    ),
+]
+MemoryOption = Annotated[
+    Optional[str],
+    typer.Option(
+        help="Give every device but CPUs this much memory: a size (`8GiB`), or a share of what the"
+        " model needs on one of them alone (`60%`).",
+        show_default=False,
+    ),
+]
+DimOption = Annotated[
+    Optional[list[str]],
+    typer.Option(
+        "--dim",
+        metavar="NAME=SIZE",
+        help="The size of a dimension that an ONNX file leaves open (may be repeated).",
         show_default=False,
     ),
 ]
@@ -76,6 +106,15 @@ class Discipline(str, Enum):
     program = "program"
 
 
+class Baseline(str, Enum):
+    """The placements by hand, as `placewright.placers.experts` names them."""
+
+    cpu_only = "cpu-only"
+    one_gpu = "one-gpu"
+    expert_paper = "expert-paper"
+    expert_strong = "expert-strong"
+
+
 class Listing(str, Enum):
     """What can be listed."""
 
@@ -86,13 +125,7 @@ class Listing(str, Enum):
 @app.command()
 def simulate(
     model: ModelArgument,
-    cluster: Annotated[
-        str,
-        typer.Option(
-            help="A cluster's name (see `placewright list clusters`) or a `.toml` file.",
-            show_default=False,
-        ),
-    ],
+    cluster: ClusterOption,
     plan: Annotated[
         Optional[Path],
         typer.Option(
@@ -104,6 +137,14 @@ def simulate(
         Optional[str],
         typer.Option(
             metavar="DEVICE", help="Put every op on this device instead.", show_default=False
+        ),
+    ] = None,
+    baseline: Annotated[
+        Optional[Baseline],
+        typer.Option(
+            help="Place by hand instead: all on the CPU, all on one GPU, as the papers' human"
+            " expert, or by the best contiguous split of the layers.",
+            show_default=False,
         ),
     ] = None,
     discipline: Annotated[
@@ -125,6 +166,8 @@ def simulate(
         Optional[Path],
         typer.Option(help="Write the placement as a plan file.", show_default=False),
     ] = None,
+    memory: MemoryOption = None,
+    dim: DimOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """
@@ -134,22 +177,23 @@ def simulate(
     and channel is, whether memory suffices, and which chain of ops and transfers makes the step as
     long as it is.
 
-    Everything on one GPU:
+    Everything on one GPU, and what a human expert would do:
 
     `placewright simulate gpt2-small --cluster k40x4 --on cuda:0`
+
+    `placewright simulate nmt-4 --cluster k40x4 --baseline expert-strong`
     """
     with _user_errors():
         from placewright.bounds import lower_bounds
         from placewright.errors import InputError
-        from placewright.load import load_cluster, load_model
+        from placewright.load import load_problem
         from placewright.plan import Plan
-        from placewright.problem import Problem
         from placewright.trace import save_trace
 
         if trace is not None and trace == save:
             raise InputError(f"`--trace` and `--save` both name `{trace}`. Give them two names.")
-        problem = Problem(load_model(model), load_cluster(cluster))
-        name, candidate = _candidate(problem, plan, on, discipline)
+        problem = load_problem(_load(model, dim), cluster, memory)
+        name, candidate = _candidate(problem, plan, on, baseline, discipline)
         timeline = _simulate(problem, candidate)
         bounds = lower_bounds(problem)
         if trace is not None:
@@ -174,50 +218,70 @@ def inspect(
     cluster: Annotated[
         Optional[str],
         typer.Option(
-            help="Also show what each device of this cluster would do by itself, and the lower"
-            " bounds on any placement's step time.",
+            help="Also show what each device of this cluster would do by itself, what human"
+            " experts would do, and the lower bounds on any placement's step time.",
             show_default=False,
         ),
     ] = None,
+    memory: MemoryOption = None,
+    dim: DimOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """
     Look at a model: its ops, flops and memory, and with a cluster what bounds its step time.
 
-    `placewright inspect gpt2-small --cluster laptop`
+    `placewright inspect nmt-8 --cluster k40x8`
     """
     with _user_errors():
-        from placewright.bounds import lower_bounds
-        from placewright.load import load_cluster, load_model
-        from placewright.problem import Problem
-        from placewright.report.terminal import show_graph, show_single_devices
+        from placewright.errors import InputError
+        from placewright.load import load_problem
+        from placewright.report.facts import describe_graph
+        from placewright.report.terminal import show_graph
 
-        graph = load_model(model)
-        facts: dict[str, Any] = {
-            "name": graph.name,
-            "num_ops": graph.num_ops,
-            "num_tensors": graph.num_tensors,
-            "num_uses": graph.num_uses,
-            "flops": float(graph.op_flops.sum()),
-            "persistent_bytes": int(graph.tensor_bytes[graph.tensor_persistent].sum()),
-            "fingerprint": graph.fingerprint,
-        }
+        if memory is not None and cluster is None:
+            raise InputError("`--memory` is about a cluster; add `--cluster`.")
+        graph = _load(model, dim)
+        facts: dict[str, Any] = {**vars(describe_graph(graph))}
         shown = [show_graph(graph)]
         if cluster is not None:
-            problem = Problem(graph, load_cluster(cluster))
-            alone = [
-                (name, _simulate_alone(problem, d))
-                for d, name in enumerate(problem.cluster.device_names)
-            ]
-            bounds = lower_bounds(problem)
-            facts["lower_bound_s"] = bounds.best_s
-            facts["alone"] = {name: line and _describe(line) for name, line in alone}
-            shown.append(show_single_devices(alone, bounds, problem.cluster))
+            problem = load_problem(graph, cluster, memory)
+            more, table = _by_hand(problem)
+            facts |= more
+            shown.append(table)
         if as_json:
             _print_json(facts)
         else:
             for part in shown:
                 _print(part)
+
+
+@app.command()
+def capture(
+    model: ModelArgument,
+    output: Annotated[
+        Path,
+        typer.Option(
+            "--output",
+            "-o",
+            help="The graph file to write, gzipped if it ends in `.gz`.",
+            show_default=False,
+        ),
+    ],
+    dim: DimOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """
+    Write a model as a graph file.
+
+    `placewright capture mymodel.py:build -o mymodel.graph.json.gz`
+    """
+    with _user_errors():
+        graph = _load(model, dim)
+        graph.save(output)
+        if as_json:
+            _print_json({"path": str(output), "fingerprint": graph.fingerprint})
+        else:
+            _print(f"{graph.num_ops:,} ops and {graph.num_tensors:,} tensors are in {output}.")
 
 
 @app.command("list")
@@ -232,12 +296,12 @@ def list_(
     """
     with _user_errors():
         from placewright.cluster import Cluster
-        from placewright.load import load_model, model_names
         from placewright.report.terminal import show_clusters, show_models
+        from placewright.zoo import RECIPES
 
         if what is Listing.models:
-            names = model_names()
-            shown = show_models([(name, load_model(name)) for name in names])
+            names = tuple(RECIPES)
+            shown = show_models([(name, recipe.summary) for name, recipe in RECIPES.items()])
         else:
             names = Cluster.presets()
             shown = show_clusters([Cluster.preset(name) for name in names])
@@ -247,17 +311,76 @@ def list_(
             _print(shown)
 
 
+def _load(model: str, dim: list[str] | None) -> Graph:
+    """Load a model, saying what takes long and what it could not price."""
+    from placewright.errors import InputError
+    from placewright.load import load_model
+
+    dims = {}
+    for text in dim or []:
+        name, equals, size = text.partition("=")
+        if not equals or not name or not size.isdecimal() or int(size) < 1:
+            raise InputError(f"`--dim {text}` cannot be read; expected `--dim NAME=SIZE`.")
+        dims[name] = int(size)
+    with _says_after(1.0, f"Capturing {model}, once (later it is read from the cache)..."):
+        graph = load_model(model, dims=dims)
+    if model.endswith(".onnx"):
+        from placewright.frontends.onnx import unpriced_kinds
+
+        kinds = unpriced_kinds(graph)
+        if kinds:
+            words = f"placewright: Priced only by the bytes they move: {', '.join(kinds)}."
+            typer.echo(words, err=True)
+    return graph
+
+
+def _by_hand(problem: Problem) -> tuple[dict[str, Any], RenderableType]:
+    """Describe and show what each device, and each human expert, would do."""
+    from placewright.bounds import lower_bounds
+    from placewright.errors import InputError
+    from placewright.placers.experts import BASELINES
+    from placewright.problem import Candidate
+    from placewright.report.terminal import show_by_hand
+
+    names = problem.cluster.device_names
+    alone = [(name, _simulate_alone(problem, d)) for d, name in enumerate(names)]
+    experts = []
+    for name in ("expert-paper", "expert-strong"):
+        try:
+            placement = BASELINES[name](problem)
+        except InputError:  # there are only CPUs
+            continue
+        experts.append((name, _simulate(problem, Candidate(placement))))
+    bounds = lower_bounds(problem)
+    facts = {
+        "lower_bound_s": bounds.best_s,
+        "alone": {name: line and _describe(line) for name, line in alone},
+        "experts": {name: _describe(line) for name, line in experts},
+    }
+    return facts, show_by_hand(alone, experts, bounds, problem.cluster)
+
+
 def _candidate(
-    problem: Problem, plan: Path | None, on: str | None, discipline: Discipline | None
+    problem: Problem,
+    plan: Path | None,
+    on: str | None,
+    baseline: Baseline | None,
+    discipline: Discipline | None,
 ) -> tuple[str, Candidate]:
     """Find the candidate that the options name, and a name for it."""
     from placewright.errors import InputError
     from placewright.plan import Plan, load_plan_or_placement, placement_by_name
     from placewright.problem import Candidate
 
-    if (plan is None) == (on is None):
-        raise InputError("Say where ops run: with either `--plan FILE` or `--on DEVICE`.")
+    if [plan, on, baseline].count(None) != 2:
+        raise InputError(
+            "Say where ops run, in one way: with `--plan FILE`, `--on DEVICE` or `--baseline NAME`."
+        )
     order: Any = (discipline or Discipline.fifo).value
+    if baseline is not None:
+        from placewright.placers.experts import BASELINES
+
+        return baseline.value, Candidate(BASELINES[baseline.value](problem), order)
     if on is not None:
         placement = [problem.cluster.device_index(on)] * problem.num_ops
         return f"everything on {on}", Candidate(placement, order)

@@ -1,40 +1,110 @@
-"""Names and paths, as people type them, become graphs and clusters."""
+"""
+Names and paths, as people type them, become graphs, clusters and problems.
+
+This module owns how a model is told apart (a name of the zoo, a graph file, an ONNX file, an
+exported program, a function in a Python file) and what ``60%`` of memory means.
+"""
 
 from __future__ import annotations
 
 import os
-from importlib import resources
+from collections.abc import Mapping
 from pathlib import Path
 
+from placewright import files
 from placewright.cluster import Cluster
 from placewright.errors import InputError
+from placewright.frontends._cache import cached, cached_with_sources
 from placewright.graph import Graph
+from placewright.problem import Problem
+from placewright.units import parse_bytes
+from placewright.zoo import RECIPES
 
-_SUFFIX = ".graph.json.gz"
+TIGHT = "-tight"
+TIGHT_MEMORY = "60%"
+"""What ``k40x4-tight`` stands for: k40x4, with so much of what the model needs on one GPU."""
 
 
 def model_names() -> tuple[str, ...]:
-    """List the models that ship with placewright."""
-    folder = resources.files("placewright").joinpath("models")
-    names = (entry.name for entry in folder.iterdir())
-    return tuple(sorted(name.removesuffix(_SUFFIX) for name in names if name.endswith(_SUFFIX)))
+    """List the models of the zoo."""
+    return tuple(RECIPES)
 
 
-def load_model(model: str | Path) -> Graph:
+def load_model(model: str | Path, *, dims: Mapping[str, int] | None = None) -> Graph:
     """
-    Load a model that ships with placewright by its name, or a graph file by its path.
+    Load a model as a graph.
+
+    A name of the zoo (`model_names`), a ``.graph.json`` file, an ``.onnx`` file, a ``.pt2``
+    program, or ``file.py:function``, where the function returns ``(module, inputs)`` or a dict of
+    arguments for `capture`. What has to be captured is kept on disk and loaded from there as long
+    as nothing that it was made from has changed.
+
+    Parameters
+    ----------
+    model
+        The name or path.
+    dims
+        Sizes of named dimensions that an ONNX file leaves open, such as ``{"batch": 8}``.
 
     Raises
     ------
     InputError
-        It is neither, or the file is wrong.
+        It is none of these, or it cannot be captured.
     """
-    if str(model) in model_names():
-        folder = resources.files("placewright").joinpath("models")
-        with resources.as_file(folder.joinpath(f"{model}{_SUFFIX}")) as path:
-            return Graph.load(path)
-    _check_path("model", model, model_names(), ".graph.json")
-    return Graph.load(model)
+    text = str(model)
+    if dims and not text.endswith(".onnx"):
+        raise InputError(f"`{text}` has no open dimensions; only ONNX files do.")
+    if text in RECIPES:
+        return cached(("zoo", text), lambda: _capture_zoo(text))
+    if text.endswith(".onnx"):
+        chosen = sorted((dims or {}).items())
+        words = ("onnx", files.digest(text, "ONNX file"), Path(text).name, repr(chosen))
+        return cached(words, lambda: _capture_onnx(text, dims))
+    if text.endswith(".pt2"):
+        content = files.digest(text, "exported program")
+        return cached(("pt2", content, Path(text).name), lambda: _capture_exported(text))
+    if ".py:" in text:
+        return _load_python(text)
+    _check_path(
+        "model",
+        text,
+        model_names(),
+        "a `.graph.json`, `.onnx` or `.pt2` file, or `file.py:function`",
+    )
+    return Graph.load(text)
+
+
+def _capture_zoo(name: str) -> Graph:
+    from placewright import zoo
+    from placewright.frontends.torch import capture
+
+    return capture(**zoo.build(name).arguments()).graph
+
+
+def _capture_onnx(path: str, dims: Mapping[str, int] | None) -> Graph:
+    from placewright.frontends.onnx import read_onnx
+
+    return read_onnx(path, dims).graph
+
+
+def _capture_exported(path: str) -> Graph:
+    from placewright.frontends.exported import read_exported
+
+    return read_exported(path).graph
+
+
+def _load_python(text: str) -> Graph:
+    from placewright.frontends.python_file import build_from_file
+
+    path, _, function = text.rpartition(":")
+
+    def capture_it() -> tuple[Graph, dict[str, str]]:
+        from placewright.frontends.torch import capture
+
+        built = build_from_file(Path(path), function)
+        return capture(**{"name": function, **built.arguments}).graph, built.sources
+
+    return cached_with_sources(("python", os.path.abspath(path), function), capture_it)
 
 
 def load_cluster(cluster: str | Path) -> Cluster:
@@ -48,14 +118,70 @@ def load_cluster(cluster: str | Path) -> Cluster:
     """
     if str(cluster) in Cluster.presets():
         return Cluster.preset(str(cluster))
-    _check_path("cluster", cluster, Cluster.presets(), ".toml")
+    _check_path("cluster", cluster, Cluster.presets(), "the path of a `.toml` file")
     return Cluster.load(cluster)
 
 
-def _check_path(what: str, text: str | Path, known: tuple[str, ...], suffix: str) -> None:
+def load_problem(graph: Graph, cluster: str | Path, memory: str | None = None) -> Problem:
+    """
+    Put a graph on a cluster.
+
+    Parameters
+    ----------
+    graph
+        The model's graph.
+    cluster
+        A cluster's name or file; ``NAME-tight`` is ``NAME`` with `memory` ``"60%"``.
+    memory
+        What every device but CPUs has, instead of what the cluster says: a size (``"8GiB"``), or a
+        share of what the model needs with everything on one of them (``"60%"``), so that one
+        alone cannot hold it.
+
+    Raises
+    ------
+    InputError
+        The cluster cannot be loaded, or `memory` cannot be read.
+    """
+    name = str(cluster)
+    if memory is None and name.endswith(TIGHT) and name not in Cluster.presets():
+        name, memory = name.removesuffix(TIGHT), TIGHT_MEMORY
+    problem = Problem(graph, load_cluster(name))
+    return problem if memory is None else with_memory(problem, memory)
+
+
+def with_memory(problem: Problem, memory: str) -> Problem:
+    """
+    Give every device but CPUs the same memory: see `load_problem`.
+
+    Raises
+    ------
+    InputError
+        `memory` cannot be read, or there are only CPUs.
+    """
+    from placewright.placers.experts import accelerators, one_gpu
+    from placewright.simulator import simulate
+
+    devices = accelerators(problem)
+    if memory.strip().endswith("%"):
+        try:
+            share = float(memory.strip()[:-1]) / 100
+        except ValueError:
+            share = 0.0
+        if not 0 < share < 1e6:
+            raise InputError(f"`{memory}` is no share of memory; expected something like `60%`.")
+        size = int(share * simulate(problem, one_gpu(problem)).peak_bytes[devices[0]])
+    else:
+        size = parse_bytes(memory, "`memory`")
+    sizes = [*problem.cluster.memory_bytes.tolist()]
+    for d in devices:
+        sizes[d] = max(size, 1)
+    return Problem(problem.graph, problem.cluster.with_memory(sizes))
+
+
+def _check_path(what: str, text: str | Path, known: tuple[str, ...], others: str) -> None:
     """Refuse what is no known name and does not look like a path either."""
     if "." not in str(text) and "/" not in str(text) and not os.path.exists(text):
         raise InputError(
             f"There is no {what} `{text}`. Those that ship with placewright are:"
-            f" {', '.join(known)}; or give the path of a `{suffix}` file."
+            f" {', '.join(known)}; or give {others}."
         )

@@ -14,6 +14,7 @@ from placewright.bounds import Bounds
 from placewright.cluster import Cluster
 from placewright.costs import PS_PER_S
 from placewright.graph import Graph
+from placewright.report.facts import describe_graph
 from placewright.timeline import Step, Timeline
 from placewright.units import format_bytes, format_count, format_time
 
@@ -124,21 +125,26 @@ def _where(timeline: Timeline, step: Step) -> str:
 
 def show_graph(graph: Graph) -> RenderableType:
     """Show a graph: its size, its kinds of ops, its largest ops."""
-    facts = table(f"{graph.name}", "", "")
-    transient = ~graph.tensor_is_resident & (graph.tensor_base < 0)
+    facts = describe_graph(graph)
+    shown = table(graph.name, "", "")
     for what, value in (
-        ("ops", f"{graph.num_ops:,}"),
-        ("  of them parameters and buffers", f"{int(graph.op_is_resident.sum()):,}"),
-        ("tensors", f"{graph.num_tensors:,}"),
-        ("uses", f"{graph.num_uses:,}"),
-        ("flops", format_count(float(graph.op_flops.sum()))),
-        ("persistent memory", format_bytes(graph.tensor_bytes[graph.tensor_persistent].sum())),
-        ("all other tensors", format_bytes(graph.tensor_bytes[transient].sum())),
-        ("longest chain of ops", f"{_depth(graph):,}"),
+        ("ops", f"{facts.num_ops:,}"),
+        ("  of them parameters and buffers", f"{facts.num_resident_ops:,}"),
+        ("tensors", f"{facts.num_tensors:,}"),
+        ("uses", f"{facts.num_uses:,}"),
+        ("flops", format_count(facts.flops)),
+        ("bytes moved", format_bytes(facts.moved_bytes)),
+        ("parameters", format_bytes(facts.parameter_bytes)),
+        ("optimiser state", format_bytes(facts.state_bytes)),
+        ("buffers and constants", format_bytes(facts.buffer_bytes)),
+        ("activations kept for backward", format_bytes(facts.activation_bytes)),
+        ("all other tensors", format_bytes(facts.other_bytes)),
+        ("critical path: longest chain", f"{facts.chain_ops:,} ops"),
+        ("critical path: heaviest chain", f"{format_count(facts.chain_flops)} flops"),
         ("co-location groups", f"{len(graph.colocations):,}"),
-        ("fingerprint", graph.fingerprint[:16]),
+        ("fingerprint", facts.fingerprint[:16]),
     ):
-        facts.add_row(what, value)
+        shown.add_row(what, value)
     kinds = table("Kinds of ops", "kind", "ops", "flops", "share")
     total = float(graph.op_flops.sum()) or 1.0
     counts = Counter(graph.op_kinds)
@@ -158,50 +164,68 @@ def show_graph(graph: Graph) -> RenderableType:
             format_count(graph.op_flops[i]),
             format_bytes(made[i]),
         )
-    return Group(facts, kinds, largest)
+    return Group(shown, kinds, largest)
 
 
-def _depth(graph: Graph) -> int:
-    depth = [1] * graph.num_ops
-    makers = graph.tensor_op[graph.use_tensor].tolist()
-    for maker, reader in zip(makers, graph.use_op.tolist(), strict=True):
-        depth[reader] = max(depth[reader], depth[maker] + 1)
-    return max(depth)
-
-
-def show_single_devices(
-    timelines: Sequence[tuple[str, Timeline | None]], bounds: Bounds, cluster: Cluster
+def show_by_hand(
+    alone: Sequence[tuple[str, Timeline | None]],
+    experts: Sequence[tuple[str, Timeline]],
+    bounds: Bounds,
+    cluster: Cluster,
 ) -> RenderableType:
-    """Show what each device alone would do, and the bounds that hold for all placements."""
-    alone = table(f"On {cluster.name}", "everything on", "simulated step time", "peak memory", "")
-    for device, timeline in timelines:
+    """Show what each device alone and each expert would do, and what bounds all placements."""
+    columns = ("placement", "simulated step time", "peak memory", "of", "")
+    made = table(f"On {cluster.name}, by hand", *columns)
+    for names, timeline in _alike(alone):
         if timeline is None:
-            alone.add_row(device, "", "", "some op may not run here")
+            made.add_row(f"all on {names}", "", "", "", "some op may not run here")
             continue
-        d = cluster.device_index(device)
-        verdict = Text("fits") if timeline.is_feasible else Text("does not fit", style="red")
-        alone.add_row(
-            device, format_time(timeline.makespan_s), format_bytes(timeline.peak_bytes[d]), verdict
-        )
+        made.add_row(f"all on {names}", *_row(timeline))
+    for name, timeline in experts:
+        made.add_row(name, *_row(timeline))
     lines = [
         f"No placement takes less than {format_time(bounds.best_s)}:",
         f"  critical path at fastest devices  {format_time(bounds.critical_path_ps / PS_PER_S)}",
         f"  work shared perfectly             {format_time(bounds.load_ps / PS_PER_S)}",
         f"  both together                     {format_time(bounds.combined_ps / PS_PER_S)}",
     ]
-    return Group(alone, Text("\n".join(lines)))
+    return Group(made, Text("\n".join(lines)))
 
 
-def show_models(graphs: Sequence[tuple[str, Graph]]) -> RenderableType:
+def _alike(alone: Sequence[tuple[str, Timeline | None]]) -> list[tuple[str, Timeline | None]]:
+    """Put devices together that do the same in the same memory."""
+    groups: dict[object, tuple[list[str], Timeline | None]] = {}
+    for d, (name, timeline) in enumerate(alone):
+        key: object = name
+        if timeline is not None:
+            memory = int(timeline.problem.cluster.memory_bytes[d])
+            key = (timeline.makespan_ps, int(timeline.peak_bytes[d]), memory)
+        groups.setdefault(key, ([], timeline))[0].append(name)
+    return [
+        (names[0] if len(names) == 1 else f"{names[0]} (as on {len(names) - 1} others)", timeline)
+        for names, timeline in groups.values()
+    ]
+
+
+def _row(timeline: Timeline) -> tuple[str, str, str, Text]:
+    """Give time, the fullest device's peak and memory, and whether all fit."""
+    memory = timeline.problem.cluster.memory_bytes
+    d = int(np.argmax(timeline.peak_bytes / memory))
+    fits = timeline.is_feasible
+    verdict = Text("fits") if fits else Text("does not fit", style="red")
+    return (
+        format_time(timeline.makespan_s),
+        format_bytes(timeline.peak_bytes[d]),
+        format_bytes(memory[d]),
+        verdict,
+    )
+
+
+def show_models(models: Sequence[tuple[str, str]]) -> RenderableType:
     """List models."""
-    made = table("Models", "name", "ops", "flops", "persistent memory")
-    for name, graph in graphs:
-        made.add_row(
-            name,
-            f"{graph.num_ops:,}",
-            format_count(float(graph.op_flops.sum())),
-            format_bytes(graph.tensor_bytes[graph.tensor_persistent].sum()),
-        )
+    made = table("Models", "name", "what one step of it is", text=("what one step of it is",))
+    for name, summary in models:
+        made.add_row(name, summary)
     return made
 
 

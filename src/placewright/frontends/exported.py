@@ -1,0 +1,46 @@
+"""Exported PyTorch programs (``.pt2`` files, from `torch.export.save`) become graphs."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+from placewright import files
+from placewright.errors import InputError
+from placewright.frontends.torch import Capture, capture
+
+
+def read_exported(path: str | Path) -> Capture:
+    """
+    Capture the forward pass of an exported program, at the sizes of its example inputs.
+
+    Module paths are those of the module that was exported.
+
+    Raises
+    ------
+    InputError
+        The file cannot be read, is no exported program, has no example inputs, or cannot be
+        captured.
+    """
+    import torch
+
+    files.digest(path, "exported program")  # for its sentences about what cannot be read
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about PyTorch's own inner changes
+        try:
+            program = torch.export.load(str(path))
+            module = torch.export.unflatten(program)
+        except Exception as error:
+            raise InputError(
+                f"`{path}` is not an exported program that this PyTorch ({torch.__version__}) can"
+                f" read: {files.reason_of(error)}. Write it with `torch.export.save`."
+            ) from None
+        if program.example_inputs is None:
+            raise InputError(
+                f"`{path}` was saved without example inputs, so its sizes are not known. Export it"
+                " again with a current PyTorch."
+            )
+        args, kwargs = program.example_inputs
+        name = Path(path).name.removesuffix(".pt2")
+        # `unflatten` gives a module that takes the arguments in the order of their export.
+        return capture(module, (*args, *kwargs.values()), name=name)

@@ -1,0 +1,245 @@
+"""Names and paths become graphs; captures are kept on disk as long as they are true."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from placewright.errors import InputError
+from placewright.graph import Graph
+from placewright.load import load_model, load_problem, model_names, with_memory
+from placewright.placers.experts import one_gpu
+from placewright.problem import Problem
+from placewright.simulator import simulate
+from tests import tiny
+
+torch = pytest.importorskip("torch")
+
+MODEL = """
+import torch
+from torch import nn
+import helper
+
+def build():
+    return nn.Linear(8, helper.WIDTH), torch.zeros(2, 8)
+
+def train():
+    return {
+        "module": nn.Linear(8, 4), "inputs": torch.zeros(2, 8), "train": True,
+        "loss": lambda y: y.sum(), "optimizer": "adam", "name": "mine",
+    }
+
+def configured():
+    import json, pathlib
+    width = json.loads((pathlib.Path(__file__).parent / "config.json").read_text())
+    return nn.Linear(8, width), torch.zeros(2, 8)
+
+def raises():
+    raise KeyError("no weights here")
+
+def empty():
+    return None
+
+def unknown():
+    return {"module": nn.Linear(8, 4), "inputs": torch.zeros(2, 8), "lr": 3}
+
+constant = 3
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("PLACEWRIGHT_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "model.py").write_text(MODEL)
+    (tmp_path / "helper.py").write_text("WIDTH = 4\n")
+    (tmp_path / "config.json").write_text("4")
+    yield tmp_path
+    sys.modules.pop("helper", None)
+
+
+def fresh(folder, function):
+    """Load in a process of its own, as the command line does, and count the captured."""
+    code = (
+        "import sys\nfrom placewright.load import load_model\n"
+        f"graph = load_model({str(folder / 'model.py')!r} + ':{function}')\n"
+        "print(graph.num_ops, 'torch' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ
+    )
+    ops, loaded = done.stdout.split()
+    return int(ops), loaded == "True"
+
+
+def test_a_function_in_a_python_file_gives_its_model(folder):
+    graph = load_model(f"{folder}/model.py:build")
+    assert graph.name == "build"
+    assert "addmm" in graph.op_names
+    step = load_model(f"{folder}/model.py:train")
+    assert step.name == "mine"
+    assert "weight.update" in step.op_names
+
+
+def test_a_captured_file_is_not_captured_again_until_something_it_reads_changes(folder):
+    assert fresh(folder, "build") == (4, True)
+    assert fresh(folder, "build") == (4, False)  # without even loading PyTorch
+    (folder / "helper.py").write_text("WIDTH = 5\n")
+    assert fresh(folder, "build") == (4, True)
+    assert fresh(folder, "configured")[1]
+    assert not fresh(folder, "configured")[1]
+    (folder / "config.json").write_text("16")
+    assert fresh(folder, "configured")[1]
+    assert not fresh(folder, "configured")[1]
+    (folder / "model.py").write_text(MODEL + "# changed")
+    assert fresh(folder, "build")[1]
+
+
+def test_an_empty_variable_switches_the_cache_off(folder, monkeypatch):
+    monkeypatch.setenv("PLACEWRIGHT_CACHE", "")
+    assert fresh(folder, "build")[1]
+    assert fresh(folder, "build")[1]
+    assert not (folder / "cache").exists()
+
+
+def test_a_damaged_or_unwritable_cache_is_no_obstacle(folder, monkeypatch):
+    first = load_model("tiny-rnnlm")
+    (kept,) = (folder / "cache").glob("*.graph.json.gz")
+    kept.write_bytes(kept.read_bytes()[:50])
+    assert load_model("tiny-rnnlm").fingerprint == first.fingerprint
+    monkeypatch.setenv("PLACEWRIGHT_CACHE", str(folder / "model.py"))  # a file, not a folder
+    assert load_model("tiny-rnnlm").fingerprint == first.fingerprint
+
+
+def test_a_model_from_the_cache_is_the_same_to_the_last_array(folder):
+    captured, loaded = load_model("tiny-moe"), load_model("tiny-moe")
+    assert captured.fingerprint == loaded.fingerprint
+    assert captured.op_flops.tolist() == loaded.op_flops.tolist()
+    assert captured.op_modules == loaded.op_modules
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        ("raises", r"`raises` of `.*model\.py` raised KeyError at .*, line 21: .*no weights here"),
+        ("empty", "returned a NoneType; expected `.module, inputs.`"),
+        ("unknown", "returned an unknown `lr`"),
+        ("nothing", "has no function `nothing`. It has: build, train"),
+        ("constant", "has no function `constant`"),
+    ],
+)
+def test_a_python_file_that_goes_wrong_is_told_where(folder, function, words):
+    with pytest.raises(InputError, match=words):
+        load_model(f"{folder}/model.py:{function}")
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("import torch\n1 / 0\n", "raised ZeroDivisionError at .*line 2: division by zero"),
+        ("def build(:\n", "raised SyntaxError at .*line 1"),
+        ("import no_such_module_here\n", "raised ModuleNotFoundError at .*line 1"),
+        ("import sys\nsys.exit(3)\n", "ends the program"),
+    ],
+)
+def test_a_python_file_that_cannot_be_run_is_told_where(tmp_path, source, words):
+    (tmp_path / "bad.py").write_text(source)
+    with pytest.raises(InputError, match=words):
+        load_model(f"{tmp_path}/bad.py:build")
+    with pytest.raises(InputError, match="There is no Python file"):
+        load_model(f"{tmp_path}/none.py:build")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_exported_program_gives_the_graph_of_its_module(folder):
+    from placewright import zoo
+    from placewright.frontends.torch import capture
+
+    work = zoo.build("tiny-llama", device="cpu")
+    module = work.module.eval()
+    path = folder / "llama.pt2"
+    torch.export.save(torch.export.export(module, work.inputs), path)
+    graph = load_model(path)
+    expected = capture(module, work.inputs).graph
+    assert graph.name == "llama"
+    assert graph.fingerprint == expected.fingerprint
+    assert graph.op_modules == expected.op_modules
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(InputError, match=r"llama\.pt2` is not an exported program"):
+        load_model(path)
+    with pytest.raises(InputError, match="There is no exported program"):
+        load_model(folder / "none.pt2")
+
+
+def test_an_onnx_file_is_loaded_with_its_open_dimensions_given(folder):
+    onnx = pytest.importorskip("onnx")
+    from onnx import TensorProto, helper
+
+    node = helper.make_node("Relu", ["x"], ["y"])
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 4])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 4])
+    onnx.save(helper.make_model(helper.make_graph([node], "g", [x], [y])), folder / "m.onnx")
+    assert load_model(folder / "m.onnx", dims={"batch": 8}).tensor_bytes.max() == 128
+    assert load_model(folder / "m.onnx", dims={"batch": 2}).tensor_bytes.max() == 32
+    with pytest.raises(InputError, match="batch"):
+        load_model(folder / "m.onnx")
+    with pytest.raises(InputError, match="no open dimensions"):
+        load_model("tiny-nmt", dims={"batch": 2})
+
+
+def test_graph_files_load_by_their_path(tmp_path):
+    path = tmp_path / "m.graph.json"
+    load_model("tiny-rnnlm").save(path)
+    assert isinstance(load_model(path), Graph)
+    with pytest.raises(InputError, match="There is no model `nothing`"):
+        load_model("nothing")
+    assert "nmt-8" in model_names()
+
+
+def test_a_share_of_memory_is_of_what_one_gpu_needs():
+    graph = load_model("tiny-gpt2")
+    loose = load_problem(graph, "k40x4")
+    need = simulate(loose, one_gpu(loose)).peak_bytes[1]
+    for tight in (
+        load_problem(graph, "k40x4", "60%"),
+        load_problem(graph, "k40x4-tight"),
+        with_memory(loose, "60 %"),
+    ):
+        assert tight.cluster.memory_bytes[1:].tolist() == [int(0.6 * need)] * 4
+        assert tight.cluster.memory_bytes[0] == loose.cluster.memory_bytes[0]
+        assert not simulate(tight, one_gpu(tight)).is_feasible
+    assert load_problem(graph, "k40x4", "8GiB").cluster.memory_bytes[2] == 8 * 2**30
+
+
+def test_memory_that_cannot_be_read_is_refused():
+    problem = Problem(
+        load_model("tiny-gpt2"), load_problem(load_model("tiny-gpt2"), "laptop").cluster
+    )
+    for text, words in (("x%", "no share of memory"), ("-5%", "no share"), ("much", "memory")):
+        with pytest.raises(InputError, match=words):
+            with_memory(problem, text)
+    cpu_only = tiny.chain()
+    assert np.all(cpu_only.cluster.memory_bytes > 0)
+
+
+def test_the_cache_folder_follows_the_users_settings(monkeypatch, tmp_path):
+    from placewright.frontends._cache import cache_folder
+
+    monkeypatch.delenv("PLACEWRIGHT_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / "placewright"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache_folder() == Path(tmp_path) / ".cache" / "placewright"
+
+
+def test_sources_are_listed_beside_the_graph(folder):
+    load_model(f"{folder}/model.py:configured")
+    (listed,) = (folder / "cache").glob("*.sources.json")
+    names = {Path(name).name for name in json.loads(listed.read_text())}
+    assert {"model.py", "helper.py", "config.json"} <= names
