@@ -1,8 +1,8 @@
 """
 Run the benchmarks and print their figures as a table, or with ``--json`` as JSON.
 
-``python -m benchmarks [simulator] [files] [startup] [--json]``; all of them if none is named. Exits
-with 1 if a target is missed.
+``python -m benchmarks [NAME ...] [--json]``, each NAME a module ``bench_NAME``; all of them if none
+is named. Exits with 1 if a target is missed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rich.table import Table
 
 from benchmarks.figures import Figure
 
-NAMES = ("simulator", "files", "startup")
+NAMES = ("simulator", "files", "startup", "capture", "testbeds")
 
 
 def main(arguments: list[str]) -> int:

@@ -1,7 +1,9 @@
 """
-What placewright does today, in under two minutes: simulate a few placements of a real model.
+What placewright does today, in under two minutes: real models, captured and placed by hand.
 
-Run it with ``make demo``. It writes a plan and a timeline of each placement to ``demo/``.
+Run it with ``make demo``. It captures a translation model of the papers from PyTorch, places it as
+people do, on the papers' machine and on one with too little memory for one GPU, and writes a plan
+and a timeline of each placement to ``demo/``.
 """
 
 from __future__ import annotations
@@ -14,62 +16,82 @@ import numpy as np
 from rich.console import Console
 
 import placewright as pw
+from placewright.placers.experts import BASELINES
+from placewright.report.facts import describe_graph
 from placewright.report.terminal import table
-from placewright.units import format_bytes, format_time
+from placewright.units import format_bytes, format_count, format_time
 
-MODEL, CLUSTER = "gpt2-small", "k40x4"
-
-
-def layer_of(graph: pw.Graph) -> np.ndarray:
-    """Number the stages of the model by module: embedding, 12 layers, output."""
-    stages = []
-    for module in graph.op_modules:
-        layer = re.match(r"transformer\.h\.(\d+)", module)
-        is_embedding = module.startswith("transformer.w")
-        stages.append(int(layer[1]) + 1 if layer else 0 if is_embedding else 13)
-    return np.array(stages)
+MODEL, CLUSTER = "nmt-4", "k40x4"
 
 
 def placements(problem: pw.Problem) -> dict[str, np.ndarray]:
-    """Make a few placements that a person might try."""
+    """Make the placements that a person might try."""
     graph, cluster = problem.graph, problem.cluster
-    gpu = [cluster.device_index(f"cuda:{k}") for k in range(4)]
-    cpu = cluster.device_index("cpu")
-    stage = layer_of(graph)
-    # The output layer shares its weights with the embedding, and is worth several layers.
-    quarters = np.array([0, *[0] * 2, *[1] * 4, *[2] * 4, *[3] * 2, 0])[stage]
+    gpu, cpu = cluster.device_index("cuda:0"), cluster.device_index("cpu")
     random = np.random.default_rng(0).integers(0, problem.num_devices, graph.num_ops)
-    leaders = random.copy()
-    leaders[problem.colocation_members] = random[problem.colocation_leaders]
+    scattered = random.copy()
+    scattered[problem.colocation_members] = random[problem.colocation_leaders]
     stored_on_cpu = graph.op_is_resident | (np.array(graph.op_phases) == "update")
     return {
-        "CPU only": np.full(graph.num_ops, cpu),
-        "one GPU": np.full(graph.num_ops, gpu[0]),
-        "two GPUs by layer": np.array(gpu)[quarters // 2],
-        "four GPUs by layer": np.array(gpu)[quarters],
-        "GPU, weights on CPU": np.where(stored_on_cpu, cpu, gpu[0]),
-        "random": leaders,
+        **{name: place(problem) for name, place in BASELINES.items()},
+        "GPU, weights on CPU": np.where(stored_on_cpu, cpu, gpu),
+        "random": scattered,
     }
 
 
 def main(folder: Path = Path("demo")) -> None:
-    """Simulate the placements, print a table, write plans and timelines."""
+    """Capture, place, simulate; print tables; write plans and timelines."""
     console = Console(highlight=False, soft_wrap=True)
     folder.mkdir(exist_ok=True)
-    problem = pw.Problem(pw.load_model(MODEL), pw.load_cluster(CLUSTER))
+    began = time.perf_counter()
+    graph = pw.load_model(MODEL)
+    spent = time.perf_counter() - began
+    facts = describe_graph(graph)
     console.print(
-        f"One training step of {MODEL} ({problem.num_ops} ops) on {CLUSTER}"
-        f" ({problem.cluster.description}). All times are simulated.\n"
+        f"{MODEL}, one training step, captured from PyTorch without computing anything (or read"
+        f" from the cache) in {format_time(spent)}:\n{facts.num_ops:,} ops,"
+        f" {format_count(facts.flops)} flops, {format_bytes(facts.parameter_bytes)} of parameters,"
+        f" {format_bytes(facts.activation_bytes)} of activations."
+    )
+    problem = pw.load_problem(graph, CLUSTER)
+    console.print(
+        f"On {CLUSTER}: {problem.cluster.description}. All times are simulated.\n"
         "The first simulation on a machine compiles the simulator, which takes some seconds."
     )
+    show(console, problem, "Placements", folder)
+    console.print()
+    tight = pw.load_problem(graph, f"{CLUSTER}-tight")
+    memory = format_bytes(tight.cluster.memory_bytes[-1])
+    show(console, tight, f"The same with {memory} a GPU, so that one cannot hold the model")
+    rows = np.repeat(np.stack([*placements(problem).values()]), 20, axis=0)
+    began = time.perf_counter()
+    pw.simulate_many(problem, rows)
+    spent = time.perf_counter() - began
+    console.print(
+        f"Simulating {len(rows):,} placements took {format_time(spent)}:"
+        f" {len(rows) / spent:,.0f} placements a second on this machine.\n\n"
+        "What to look at:\n"
+        f"  placewright simulate {MODEL} --cluster {CLUSTER}"
+        f" --plan {folder}/expert-strong.plan.json\n"
+        "      says which ops and transfers make that step as long as it is;\n"
+        f"  {folder}/expert-strong.trace.json\n"
+        "      opens at https://ui.perfetto.dev and shows every op and transfer on its device;\n"
+        "  placewright inspect file.py:function --cluster laptop\n"
+        "      does the same for a PyTorch model of yours; see docs/models.md."
+    )
+
+
+def show(console: Console, problem: pw.Problem, title: str, folder: Path | None = None) -> None:
+    """Simulate every placement and show them in a table; write them to `folder`."""
     bound_s = pw.lower_bounds(problem).best_s
-    shown = table("Placements", "placement", "step time", "over bound", "moved", "peak", "fits")
+    shown = table(title, "placement", "step time", "over bound", "moved", "peak", "fits")
     for name, placement in placements(problem).items():
         timeline = pw.simulate(problem, placement)
-        stem = re.sub(r"\W+", "-", name.lower())
-        plan = pw.Plan.of(timeline, name, lower_bound_s=bound_s, placer="demo")
-        plan.save(folder / f"{stem}.plan.json")
-        pw.save_trace(timeline, folder / f"{stem}.trace.json")
+        if folder is not None:
+            stem = re.sub(r"\W+", "-", name.lower())
+            plan = pw.Plan.of(timeline, name, lower_bound_s=bound_s, placer="demo")
+            plan.save(folder / f"{stem}.plan.json")
+            pw.save_trace(timeline, folder / f"{stem}.trace.json")
         shown.add_row(
             name,
             format_time(timeline.makespan_s),
@@ -80,20 +102,6 @@ def main(folder: Path = Path("demo")) -> None:
         )
     console.print(shown)
     console.print(f"No placement takes less than {format_time(bound_s)} (proven lower bound).")
-    rows = np.repeat(np.stack([*placements(problem).values()]), 200, axis=0)
-    began = time.perf_counter()
-    pw.simulate_many(problem, rows)
-    spent = time.perf_counter() - began
-    console.print(
-        f"Simulating {len(rows):,} placements took {format_time(spent)}:"
-        f" {len(rows) / spent:,.0f} placements a second on this machine.\n\n"
-        "What to look at:\n"
-        f"  placewright simulate {MODEL} --cluster {CLUSTER}"
-        f" --plan {folder}/four-gpus-by-layer.plan.json\n"
-        "      says which ops and transfers make that step as long as it is;\n"
-        f"  {folder}/four-gpus-by-layer.trace.json\n"
-        "      opens at https://ui.perfetto.dev and shows every op and transfer on its device."
-    )
 
 
 if __name__ == "__main__":
