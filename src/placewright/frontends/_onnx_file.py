@@ -82,6 +82,16 @@ def load_proto(path: Path) -> onnx.ModelProto:
     return model
 
 
+def _require_onnx() -> None:
+    try:
+        import onnx  # noqa: F401
+    except ImportError:
+        raise InputError(
+            "onnx is not installed, and reading an ONNX file needs it. Install it with"
+            " `pip install 'placewright[onnx]'`."
+        ) from None
+
+
 def take_apart(model: onnx.ModelProto, folder: Path) -> Source:
     """
     Check a model and take it apart.
@@ -314,13 +324,3 @@ def _check_flow(source: Source) -> None:
                 f"{sentence(describe(node))} is control flow: which of its ops run is not known"
                 " before. Export the model without it (fixed shapes and lengths, loops unrolled)."
             )
-
-
-def _require_onnx() -> None:
-    try:
-        import onnx  # noqa: F401
-    except ImportError:
-        raise InputError(
-            "onnx is not installed, and reading an ONNX file needs it. Install it with"
-            " `pip install 'placewright[onnx]'`."
-        ) from None

@@ -66,7 +66,7 @@ class Resident:
 
     kind: str  # "param" or "constant"
     label: str  # what to name its op
-    bytes: int  # its own count, if it is sparse
+    bytes: int  # of values and indices, if it is sparse
 
 
 @dataclass(eq=False)

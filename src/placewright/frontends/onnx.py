@@ -5,9 +5,9 @@ This module owns these rules, and needs the `onnx` package only once a file is r
 
 * An initializer is a ``param`` and a ``Constant`` node a ``constant``: an op with a persistent
   output, whose readers read an alias of it. One that nobody reads is left out.
-* What is known before the model runs (arithmetic on shapes, for the most part) is computed here
-  and becomes no op. A constant of one element, and one that only tells a node its axes or sizes,
-  is part of the nodes that read it, as a Python number is in PyTorch.
+* What is known before the model runs (arithmetic on shapes, for the most part) is computed when
+  it is read and becomes no op. A constant of one element, and one that only tells a node its axes
+  or sizes, is part of the nodes that read it, as a Python number is in PyTorch.
 * A node that only looks at a tensor in another way (``Reshape``, ``Identity`` ...) becomes no op;
   its readers read that tensor.
 """
@@ -83,9 +83,9 @@ def read_onnx(
         source = take_apart(model, path.parent)
         Shapes(source, dims or {}).infer()
         graph = _Folder(source).fold(name or path.stem)
-    except (InputError, UnicodeDecodeError) as error:
+    except (InputError, UnicodeDecodeError, TypeError) as error:
         is_ours = isinstance(error, InputError)
-        reason = error if is_ours else "A name in it is not text. Export it again."
+        reason = error if is_ours else "Something in it is not what it should be. Export it again."
         raise InputError(f"The ONNX file `{path}` cannot be used: {reason}") from None
     return OnnxCapture(graph=graph, unpriced=unpriced_kinds(graph))
 
