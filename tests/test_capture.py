@@ -400,6 +400,166 @@ def test_captured_graphs_simulate_and_fit_the_public_api():
     assert pw.simulate(problem, [1] * graph.num_ops).makespan_s > 0
 
 
+def compared(module, inputs, loss=None, targets=(), **more):
+    """Capture a step, run it in a random order, and hold it equal to eager; give the capture."""
+    made = capture(module, inputs, train=True, loss=loss, targets=targets, **more)
+    arguments = clones(made.bind(module, inputs, targets))
+    found, _, gradients = run_in_order(made, arguments, random_order(made.graph, 0))
+    args = inputs if isinstance(inputs, tuple) else (inputs,)
+    result = module(*args)
+    expected = result if loss is None else loss(result, *targets)
+    parameters = dict(module.named_parameters())
+    wanted = torch.autograd.grad(expected, [*parameters.values()], allow_unused=True)
+    assert torch.equal(found, expected)
+    known = {k: g for k, g in zip(parameters, wanted, strict=True) if g is not None}
+    assert list(made.parameters) == list(known)
+    for key, ours in zip(made.parameters, gradients, strict=True):
+        torch.testing.assert_close(ours, known[key])
+    return made
+
+
+class Pair(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(3, 3), nn.Linear(3, 3)
+
+    def forward(self, x):
+        hidden = self.a(x)
+        return hidden, hidden, self.b(x)
+
+
+def test_a_tensor_that_is_returned_twice_counts_once():
+    compared(Pair(), torch.randn(2, 3), lambda o: (o[0] * o[1]).sum() + (o[2] ** 3).sum())
+
+
+def test_a_loss_may_read_the_parameters_itself():
+    module = TwoLayers()
+
+    def loss(y):
+        return y.sum() + 0.1 * sum(p.pow(2).sum() for p in module.parameters())
+
+    made = compared(module, torch.randn(2, 8), loss)
+    assert "constant" not in made.graph.op_kinds
+
+
+@pytest.mark.parametrize("is_reentrant", [False])
+def test_checkpointed_parts_read_the_same_parameters_again(is_reentrant):
+    from torch.utils.checkpoint import checkpoint
+
+    class Recomputed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x):
+            x = checkpoint(lambda y: torch.tanh(self.a(y)), x, use_reentrant=is_reentrant)
+            return self.b(x).sum()
+
+    made = compared(Recomputed(), torch.randn(2, 4), optimizer="adam")
+    assert "constant" not in made.graph.op_kinds
+
+
+class Cached(nn.Module):
+    """Keeps tensors of its own in plain attributes, and assigns to a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4))
+        self.positions = None
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x):
+        if self.positions is None:
+            self.positions = torch.arange(4.0)
+        self.last = x * self.weight
+        self.mean = 0.9 * self.mean + 0.1 * self.last.detach().mean(0)
+        return (self.last + self.positions).sum() * self.mean.sum()
+
+
+def test_capturing_leaves_no_fake_tensor_behind_and_keeps_assigned_buffers():
+    module, x = Cached(), torch.randn(2, 4)
+    made = capture(module, x, train=True)
+    assert module.positions is None
+    assert not hasattr(module, "last")
+    assert isinstance(module.weight, nn.Parameter)
+    assert capture(module, x, train=True).graph.fingerprint == made.graph.fingerprint
+    arguments = clones(made.bind(module, x))
+    loss, _, _ = run_in_order(made, arguments, random_order(made.graph, 3))
+    assert torch.equal(loss, module(x))
+    assert torch.equal(arguments[1], module.mean)
+
+
+def test_a_buffer_that_was_overwritten_is_read_from_who_overwrote_it():
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("b", torch.ones(4))
+
+        def forward(self, x):
+            y = x * self.b
+            self.b.add_(1)
+            return y * self.b
+
+    ops = ops_of(capture(Twice(), torch.randn(4)).graph)
+    assert "b:1" in ops["mul"].inputs
+    assert "add_" in ops["mul_2"].inputs
+    assert ops["add_"].outputs[0].alias_of == "b"
+
+
+def test_inputs_and_targets_may_be_dataclasses_and_keyword_arguments():
+    from dataclasses import dataclass
+
+    @dataclass
+    class Given:
+        x: torch.Tensor
+        y: torch.Tensor
+
+    class Takes(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(3))
+
+        def forward(self, given, z, *, scale):
+            return (given.x * self.weight - given.y * z).mul(scale).sum()
+
+    module = Takes()
+    given, z, scale = Given(torch.randn(3), torch.randn(3)), torch.randn(3), torch.randn(3)
+    made = capture(module, (given, z), kwargs={"scale": scale}, train=True)
+    assert [*made.graph.op_kinds].count("input") == 4
+    loss, _, _ = made.module(*made.bind(module, (given, z), kwargs={"scale": scale}))
+    assert torch.equal(loss, module(given, z, scale=scale))
+
+
+def test_hooks_on_parameters_are_kept():
+    module = TwoLayers()
+    module.first.weight.register_hook(lambda g: g.clamp(-0.1, 0.1))
+    compared(module, torch.randn(2, 8), lambda y: y.square().sum())
+
+
+def test_names_that_differ_only_in_dots_do_not_collide():
+    class Colliding(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a = nn.Linear(3, 3)
+            self.a_weight = nn.Parameter(torch.ones(3))
+
+        def forward(self, x):
+            return (self.a(x) * self.a_weight).sum()
+
+    compared(Colliding(), torch.randn(2, 3))
+
+
+def test_what_pytorch_logs_of_its_own_is_not_printed(capfd):
+    with pytest.raises(InputError):
+        capture(nn.Linear(4, 4), torch.zeros(2, 5))
+    assert capfd.readouterr() == ("", "")
+
+
+class Exits(nn.Module):
+    def forward(self, x):
+        raise SystemExit(3)
+
+
 class Branches(nn.Module):
     def forward(self, x):
         if x.sum() > 0:
@@ -517,6 +677,16 @@ class Custom(nn.Module):
             "expected torch.optim.SGD, Adam or AdamW",
         ),
         (lambda x: x, torch.randn(2), {}, "expected a torch.nn.Module"),
+        (nn.LazyLinear(4), torch.zeros(2, 4), {}, "`weight` has no shape yet"),
+        (TwoLayers(), torch.zeros(2, 8).to_sparse(), {}, "expected a dense tensor"),
+        (Exits(), torch.zeros(2), {}, r"ended the program with `sys\.exit\(3\)`"),
+        (TwoLayers(), torch.zeros(2, 8), {"train": True, "loss": "mse"}, "`loss` is a str"),
+        (
+            TwoLayers(),
+            torch.zeros(2, 8),
+            {"train": True, "loss": lambda y: 3.0},
+            "`loss` returned a float",
+        ),
     ],
 )
 def test_what_cannot_be_captured_is_told_in_a_sentence(module, inputs, options, words):

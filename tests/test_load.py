@@ -49,8 +49,19 @@ def empty():
 def unknown():
     return {"module": nn.Linear(8, 4), "inputs": torch.zeros(2, 8), "lr": 3}
 
+def exits():
+    raise SystemExit(3)
+
+def needs(argument):
+    return argument
+
 constant = 3
 """
+
+
+class Keyed(torch.nn.Module):
+    def forward(self, x, *, scale, k):
+        return x * scale + k
 
 
 @pytest.fixture
@@ -100,6 +111,30 @@ def test_a_captured_file_is_not_captured_again_until_something_it_reads_changes(
     assert fresh(folder, "build")[1]
 
 
+def test_compiled_helpers_are_followed_to_their_sources(folder, monkeypatch):
+    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
+    for _ in range(2):  # the second time Python reads the compiled file only
+        subprocess.run([sys.executable, "-c", "import helper"], cwd=folder, check=True)
+    load_model(f"{folder}/model.py:build")
+    (folder / "helper.py").write_text("WIDTH = 123456\n")
+    assert load_model(f"{folder}/model.py:build").tensor_bytes.max() == 123456 * 8 * 4
+
+
+def test_a_model_that_changed_within_one_process_is_built_anew(folder):
+    assert load_model(f"{folder}/model.py:build").tensor_bytes.max() == 4 * 8 * 4
+    (folder / "helper.py").write_text("WIDTH = 40\n")
+    assert load_model(f"{folder}/model.py:build").tensor_bytes.max() == 40 * 8 * 4
+    assert fresh(folder, "build") == (4, False)
+
+
+def test_what_a_model_prints_does_not_reach_standard_output(folder, capsys):
+    (folder / "loud.py").write_text(MODEL.replace("def build():", "def build():\n    print('HI')"))
+    load_model(f"{folder}/loud.py:build")
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "HI" in printed.err
+
+
 def test_an_empty_variable_switches_the_cache_off(folder, monkeypatch):
     monkeypatch.setenv("PLACEWRIGHT_CACHE", "")
     assert fresh(folder, "build")[1]
@@ -131,6 +166,8 @@ def test_a_model_from_the_cache_is_the_same_to_the_last_array(folder):
         ("unknown", "returned an unknown `lr`"),
         ("nothing", "has no function `nothing`. It has: build, train"),
         ("constant", "has no function `constant`"),
+        ("exits", "`exits` of `.*` ends the program"),
+        ("needs", r"`needs` of `[^`]*` raised TypeError: needs\(\) missing"),
     ],
 )
 def test_a_python_file_that_goes_wrong_is_told_where(folder, function, words):
@@ -169,6 +206,10 @@ def test_an_exported_program_gives_the_graph_of_its_module(folder):
     assert graph.name == "llama"
     assert graph.fingerprint == expected.fingerprint
     assert graph.op_modules == expected.op_modules
+    keyed = folder / "keyed.pt2"
+    exported = torch.export.export(Keyed(), (torch.ones(2),), {"scale": torch.ones(2), "k": 3})
+    torch.export.save(exported, keyed)
+    assert "mul" in load_model(keyed).op_names
     path.write_bytes(path.read_bytes()[:1000])
     with pytest.raises(InputError, match=r"llama\.pt2` is not an exported program"):
         load_model(path)
@@ -196,6 +237,8 @@ def test_graph_files_load_by_their_path(tmp_path):
     path = tmp_path / "m.graph.json"
     load_model("tiny-rnnlm").save(path)
     assert isinstance(load_model(path), Graph)
+    with pytest.raises(InputError, match=r"name a function in it: `m\.py:function`"):
+        load_model("m.py")
     with pytest.raises(InputError, match="There is no model `nothing`"):
         load_model("nothing")
     assert "nmt-8" in model_names()
@@ -212,6 +255,7 @@ def test_a_share_of_memory_is_of_what_one_gpu_needs():
     ):
         assert tight.cluster.memory_bytes[1:].tolist() == [int(0.6 * need)] * 4
         assert tight.cluster.memory_bytes[0] == loose.cluster.memory_bytes[0]
+        assert tight.cluster.name.startswith("k40x4 with 60")
         assert not simulate(tight, one_gpu(tight)).is_feasible
     assert load_problem(graph, "k40x4", "8GiB").cluster.memory_bytes[2] == 8 * 2**30
 
@@ -220,7 +264,14 @@ def test_memory_that_cannot_be_read_is_refused():
     problem = Problem(
         load_model("tiny-gpt2"), load_problem(load_model("tiny-gpt2"), "laptop").cluster
     )
-    for text, words in (("x%", "no share of memory"), ("-5%", "no share"), ("much", "memory")):
+    with pytest.raises(InputError, match="already says how much memory"):
+        load_problem(problem.graph, "k40x4-tight", "8GiB")
+    for text, words in (
+        ("x%", "no share of memory"),
+        ("-5%", "no share"),
+        ("much", "memory"),
+        ("8", "without a unit"),
+    ):
         with pytest.raises(InputError, match=words):
             with_memory(problem, text)
     cpu_only = tiny.chain()

@@ -135,9 +135,9 @@ class Cluster:
         words = repr((self.device_names, self.device_kinds))
         return hashlib.sha256(b"placewright-cluster-1" + words.encode()).hexdigest()
 
-    def with_memory(self, memory_bytes: Sequence[int]) -> Cluster:
-        """Give the same cluster with other memory sizes, one for each device."""
-        return replace(self, memory_bytes=np.array(memory_bytes, dtype=np.int64))
+    def with_memory(self, memory_bytes: Sequence[int], name: str) -> Cluster:
+        """Give the same cluster with other memory sizes, one for each device, under a name."""
+        return replace(self, name=name, memory_bytes=np.array(memory_bytes, dtype=np.int64))
 
     def device_index(self, name: str) -> int:
         """

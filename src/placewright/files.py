@@ -78,7 +78,10 @@ def _opened(path: str | Path, what: str) -> Iterator[io.BufferedReader]:
     except FileNotFoundError:
         raise InputError(f"There is no {what} at `{path}`. Check the path.") from None
     except IsADirectoryError:
-        raise InputError(f"Expected a {what} at `{path}`, but that is a directory.") from None
+        article = "an" if what[0] in "aeiouO" else "a"
+        raise InputError(
+            f"Expected {article} {what} at `{path}`, but that is a directory."
+        ) from None
     except InputError:
         raise
     except (OSError, ValueError) as error:

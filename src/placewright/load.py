@@ -7,7 +7,9 @@ exported program, a function in a Python file) and what ``60%`` of memory means.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -65,6 +67,8 @@ def load_model(model: str | Path, *, dims: Mapping[str, int] | None = None) -> G
         return cached(("pt2", content, Path(text).name), lambda: _capture_exported(text))
     if ".py:" in text:
         return _load_python(text)
+    if text.endswith(".py"):
+        raise InputError(f"`{text}` is a Python file; name a function in it: `{text}:function`.")
     _check_path(
         "model",
         text,
@@ -101,8 +105,10 @@ def _load_python(text: str) -> Graph:
     def capture_it() -> tuple[Graph, dict[str, str]]:
         from placewright.frontends.torch import capture
 
-        built = build_from_file(Path(path), function)
-        return capture(**{"name": function, **built.arguments}).graph, built.sources
+        with contextlib.redirect_stdout(sys.stderr):  # what the model prints is not our answer
+            built = build_from_file(Path(path), function)
+            graph = capture(**{"name": function, **built.arguments}).graph
+        return graph, built.sources
 
     return cached_with_sources(("python", os.path.abspath(path), function), capture_it)
 
@@ -143,7 +149,9 @@ def load_problem(graph: Graph, cluster: str | Path, memory: str | None = None) -
         The cluster cannot be loaded, or `memory` cannot be read.
     """
     name = str(cluster)
-    if memory is None and name.endswith(TIGHT) and name not in Cluster.presets():
+    if name.endswith(TIGHT) and not os.path.exists(name):
+        if memory is not None:
+            raise InputError(f"`{name}` already says how much memory there is; drop `memory`.")
         name, memory = name.removesuffix(TIGHT), TIGHT_MEMORY
     problem = Problem(graph, load_cluster(name))
     return problem if memory is None else with_memory(problem, memory)
@@ -161,7 +169,13 @@ def with_memory(problem: Problem, memory: str) -> Problem:
     from placewright.placers.experts import accelerators, one_gpu
     from placewright.simulator import simulate
 
+    if set(problem.cluster.device_kinds) == {"cpu"}:
+        raise InputError(
+            f"Cluster `{problem.cluster.name}` has only CPUs, and `memory` is about other devices."
+        )
     devices = accelerators(problem)
+    if memory.strip().isdecimal():
+        raise InputError(f"`memory` is {memory} without a unit; expected `8GiB` or `60%`.")
     if memory.strip().endswith("%"):
         try:
             share = float(memory.strip()[:-1]) / 100
@@ -175,7 +189,8 @@ def with_memory(problem: Problem, memory: str) -> Problem:
     sizes = [*problem.cluster.memory_bytes.tolist()]
     for d in devices:
         sizes[d] = max(size, 1)
-    return Problem(problem.graph, problem.cluster.with_memory(sizes))
+    name = f"{problem.cluster.name} with {memory.strip()} of memory"
+    return Problem(problem.graph, problem.cluster.with_memory(sizes, name))
 
 
 def _check_path(what: str, text: str | Path, known: tuple[str, ...], others: str) -> None:

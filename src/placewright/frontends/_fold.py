@@ -8,8 +8,8 @@ This module owns these rules:
 * A parameter, buffer or constant is an op with persistent outputs. Its forward readers and the
   others read two different aliases of it.
 * An op that overwrites a tensor makes an alias of it, which later readers read, and runs after
-  everyone who read the tensor as it was. One that overwrites a parameter or buffer is co-located
-  with it instead.
+  everyone who read the tensor as it was. One that overwrites a parameter or buffer is also
+  co-located with it.
 * The calls that update one parameter are one op, co-located with it.
 * Where a gradient is the sum of many, it is added up as they come, as PyTorch does; or, on
   request, once all of them are there, as TensorFlow's graphs do.
@@ -92,7 +92,8 @@ class _Held:
 
     ref: _Ref | None  # None: nobody has made it yet, `maker` is repeated by whoever needs it
     maker: Call | None = None
-    writer: _Draft | None = None  # who overwrote a parameter or buffer last
+    resident: _Draft | None = None  # the parameter or buffer that this is the content of
+    writer: tuple[_Draft, str] | None = None  # who overwrote that last, and the node of its result
     readers: dict[_Draft, None] = field(default_factory=dict)  # since it was written
     aliases: dict[tuple[fx.Node | None, bool], _Ref] = field(default_factory=dict)
 
@@ -127,7 +128,8 @@ class _Folder:
             if entry.kind == "param":
                 self._parameters[entry.name] = draft
         ref = draft.add_output(Output(size, persistent=draft.is_resident), node)
-        self._held[entry.value.storage] = _Held(ref)
+        resident = draft if draft.is_resident else None
+        self._held[entry.value.storage] = _Held(ref, resident=resident)
 
     def add(self, call: Call) -> None:
         """Draft the op of one call, or fold it."""
@@ -258,10 +260,14 @@ class _Folder:
             return
         if held.ref[0] is draft:
             return
+        if held.writer is not None:  # it reads what the last to overwrite it has made of it
+            writer, node = held.writer
+            if writer is draft:
+                return
+            output = Output(value.storage.bytes, alias_of=_spell(held.ref))
+            held.ref, held.writer, held.aliases = writer.add_output(output, node), None, {}
         draft.inputs[self._ref(value, held, draft.phase == "forward")] = None
         held.readers[draft] = None
-        if held.writer is not None and held.writer is not draft:
-            draft.after[held.writer] = None
 
     def _ref(self, value: Value, held: _Held, is_forward: bool) -> _Ref:
         """Find the tensor through which `value` is read: the one that holds it, or an alias."""
@@ -292,14 +298,17 @@ class _Folder:
             draft.bytes += size
             self._held[value.storage] = _Held(draft.add_output(Output(size), value.node.name))
             return
-        for reader in (*held.readers, held.writer):
-            if reader is not None and reader is not draft:
+        for reader in held.readers:
+            if reader is not draft:
                 draft.after[reader] = None
-        draft.inputs[held.ref] = None
-        if held.ref[0].is_resident:
-            self._join(draft, held.ref[0])
-            held.writer, held.readers = draft, {}
+        if held.resident is not None:
+            if held.writer is not None and held.writer[0] is not draft:
+                draft.after[held.writer[0]] = None
+            draft.inputs[held.ref] = None
+            self._join(draft, held.resident)
+            held.writer, held.readers = (draft, value.node.name), {}
             return
+        draft.inputs[held.ref] = None
         ref = draft.add_output(Output(size, alias_of=_spell(held.ref)), value.node.name)
         self._held[value.storage] = _Held(ref)
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 from placewright import files
@@ -25,7 +28,7 @@ def read_exported(path: str | Path) -> Capture:
     import torch
 
     files.digest(path, "exported program")  # for its sentences about what cannot be read
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _silenced("torch.export"):
         warnings.simplefilter("ignore")  # about PyTorch's own inner changes
         try:
             program = torch.export.load(str(path))
@@ -33,7 +36,7 @@ def read_exported(path: str | Path) -> Capture:
         except Exception as error:
             raise InputError(
                 f"`{path}` is not an exported program that this PyTorch ({torch.__version__}) can"
-                f" read: {files.reason_of(error)}. Write it with `torch.export.save`."
+                f" read ({type(error).__name__}). Write it with `torch.export.save`."
             ) from None
         if program.example_inputs is None:
             raise InputError(
@@ -42,5 +45,16 @@ def read_exported(path: str | Path) -> Capture:
             )
         args, kwargs = program.example_inputs
         name = Path(path).name.removesuffix(".pt2")
-        # `unflatten` gives a module that takes the arguments in the order of their export.
-        return capture(module, (*args, *kwargs.values()), name=name)
+        return capture(module, tuple(args), kwargs=kwargs, name=name)
+
+
+@contextlib.contextmanager
+def _silenced(name: str) -> Iterator[None]:
+    """Keep a logger, which prints tracebacks of its own, quiet for a while."""
+    logger = logging.getLogger(name)
+    level = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

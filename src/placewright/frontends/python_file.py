@@ -6,6 +6,7 @@ This module owns what such a function may return, and which files its answer dep
 
 from __future__ import annotations
 
+import importlib
 import os
 import runpy
 import sys
@@ -20,9 +21,11 @@ from typing import Any
 from placewright import files
 from placewright.errors import InputError
 
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _ARGUMENTS = (
     "module",
     "inputs",
+    "kwargs",
     "train",
     "loss",
     "targets",
@@ -53,10 +56,13 @@ def build_from_file(path: Path, function: str) -> Built:
         or it returns something else.
     """
     files.digest(path, "Python file")
-    with _opened_files() as opened:
+    with _opened_files() as opened, _fresh_modules(path.resolve().parent):
         arguments = _arguments(path, function)
-    names = sorted({str(path.resolve()), *opened})
-    return Built(arguments, {name: files.digest(name, "file") for name in names})
+        found = [getattr(module, "__file__", None) for module in [*sys.modules.values()]]
+        imported = {os.path.abspath(name) for name in found if name and not _is_installed(name)}
+    names = {str(path.resolve()), *opened, *imported}
+    sources = sorted(name for name in names if os.path.isfile(name))
+    return Built(arguments, {name: files.digest(name, "file") for name in sources})
 
 
 def _arguments(path: Path, function: str) -> dict[str, Any]:
@@ -82,6 +88,10 @@ def _arguments(path: Path, function: str) -> dict[str, Any]:
             return _read_result(found(), f"`{function}` of `{path}`")
         except InputError:
             raise
+        except SystemExit:
+            raise InputError(
+                f"`{function}` of `{path}` ends the program. Let it return a module and inputs."
+            ) from None
         except Exception as error:
             raise InputError(_where(error, path, f"`{function}` of `{path}`")) from None
     finally:
@@ -90,15 +100,16 @@ def _arguments(path: Path, function: str) -> dict[str, Any]:
 
 def _where(error: Exception, path: Path, what: str) -> str:
     """Say what was raised, and at which line of the user's file."""
+    place = ""
+    frames = traceback.extract_tb(error.__traceback__)
+    mine = [f for f in frames if os.path.abspath(f.filename) == str(path.resolve())]
     if isinstance(error, SyntaxError) and error.filename is not None:
-        place = f"`{error.filename}`, line {error.lineno}"
-    else:
-        frames = traceback.extract_tb(error.__traceback__)
-        mine = [f for f in frames if os.path.abspath(f.filename) == str(path.resolve())]
-        place = f"`{path}`, line {(mine or frames)[-1].lineno}"
+        place = f" at `{error.filename}`, line {error.lineno}"
+    elif mine:
+        place = f" at `{path}`, line {mine[-1].lineno}"
+    reason = " ".join(str(error).split()).rstrip(".")
     return (
-        f"{what} raised {type(error).__name__} at {place}: {files.reason_of(error)}. Correct it, or"
-        " try it in Python first."
+        f"{what} raised {type(error).__name__}{place}: {reason}. Correct it, or try it in Python."
     )
 
 
@@ -135,13 +146,41 @@ def _opened_files() -> Iterator[set[str]]:
         yield opened
     finally:
         _listeners.remove(opened)
-        installed = tuple(
-            os.path.realpath(folder) + os.sep
-            for folder in {*sysconfig.get_paths().values(), os.path.dirname(os.__file__)}
-        )
         for name in [*opened]:
-            if os.path.realpath(name).startswith(installed) or not os.path.isfile(name):
+            if _is_installed(name) or name.endswith(".pyc"):  # sources are found by their modules
                 opened.discard(name)
+
+
+def _is_installed(name: str) -> bool:
+    """Tell files of Python, of installed packages, and of this one."""
+    folders = {*sysconfig.get_paths().values(), os.path.dirname(os.__file__), _PACKAGE}
+    return os.path.realpath(name).startswith(
+        tuple(os.path.realpath(folder) + os.sep for folder in folders)
+    )
+
+
+@contextmanager
+def _fresh_modules(folder: Path) -> Iterator[None]:
+    """Have the modules of a folder imported anew, in a process that may hold older ones."""
+    inside = str(folder) + os.sep
+    kept = {
+        name: module
+        for name, module in sys.modules.items()
+        if (getattr(module, "__file__", None) or "").startswith(inside)
+        and name != "__main__"
+        and not _is_installed(module.__file__ or "")
+    }
+    for name in kept:
+        del sys.modules[name]
+    importlib.invalidate_caches()
+    before = set(sys.modules)
+    try:
+        yield
+    finally:
+        for name in set(sys.modules) - before:
+            if (getattr(sys.modules[name], "__file__", None) or "").startswith(inside):
+                del sys.modules[name]
+        sys.modules.update(kept)
 
 
 def _hear(event: str, arguments: tuple[Any, ...]) -> None:

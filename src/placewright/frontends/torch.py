@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import os
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -80,10 +81,16 @@ class Capture:
         constants = {name: tensor for name, (tensor, _) in self._tape.constants.items()}
         return fx.GraphModule(constants, self._tape.graph)
 
-    def bind(self, module: torch.nn.Module, inputs: Any, targets: Any = ()) -> list[torch.Tensor]:
+    def bind(
+        self,
+        module: torch.nn.Module,
+        inputs: Any,
+        targets: Any = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> list[torch.Tensor]:
         """List the arguments for `module`: real weights, fresh optimiser state, real inputs."""
-        tensors = dict(module.named_parameters()) | dict(module.named_buffers())
-        fed = iter(_leaves(inputs) + _leaves(targets))
+        tensors = dict(_named_tensors(module, "param")) | dict(_named_tensors(module, "buffer"))
+        fed = iter(_leaves(inputs) + _leaves(kwargs or {}) + _leaves(targets))
         made = []
         for entry in self._entries:
             if entry.kind == "input":
@@ -100,6 +107,7 @@ def capture(
     module: torch.nn.Module,
     inputs: Any,
     *,
+    kwargs: Mapping[str, Any] | None = None,
     train: bool = False,
     loss: Loss | None = None,
     targets: Any = (),
@@ -118,6 +126,8 @@ def capture(
     inputs
         What `module` is called with: a tensor, a tuple of arguments, or a dict of keyword
         arguments. Only shapes and dtypes matter.
+    kwargs
+        Keyword arguments beside a tuple of arguments.
     train
         Capture the backward pass as well.
     loss
@@ -145,19 +155,26 @@ def capture(
             f"`module` is a {type(module).__name__}; expected a torch.nn.Module. Wrap a function"
             " in the `forward` of one."
         )
+    if loss is not None and not callable(loss):
+        raise InputError(
+            f"`loss` is a {type(loss).__name__}; expected a function of the outputs and `targets`,"
+            " such as `torch.nn.functional.mse_loss`."
+        )
     if not train and (loss is not None or optimizer is not None):
         raise InputError("`loss` and `optimizer` belong to a training step; pass `train=True`.")
     updater = None if optimizer is None else read_optimizer(optimizer, module)
     fake = fake_tensor.FakeTensorMode()
     recorder = Recorder(fake)
-    step = _Step(module, recorder)
-    with _explained(recorder), torch.set_grad_enabled(train), fake, recorder:
-        with watch_modules(recorder, module):
-            result = step.forward(inputs)
-        if train:
-            step.differentiate(result, loss, targets)
-            if updater is not None:
-                step.update(updater)
+    with _explained(recorder), _swapped(module, recorder) as fakes:
+        step = _Step(module, recorder, fakes)
+        with torch.set_grad_enabled(bool(train)), fake, recorder:
+            with watch_modules(recorder, module):
+                result = step.forward(inputs, dict(kwargs or {}))
+            step.keep_assigned_buffers()
+            if train:
+                step.differentiate(result, loss, targets)
+                if updater is not None:
+                    step.update(updater)
     graph_name = name or type(module).__name__
     return step.finish(graph_name, sums_at_end)
 
@@ -165,7 +182,9 @@ def capture(
 class _Step:
     """The step while it is traced."""
 
-    def __init__(self, module: torch.nn.Module, recorder: Recorder) -> None:
+    def __init__(
+        self, module: torch.nn.Module, recorder: Recorder, fakes: Mapping[int, torch.Tensor]
+    ) -> None:
         self.module = module
         self.recorder = recorder
         self.entries: list[Entry] = []
@@ -175,18 +194,18 @@ class _Step:
         self.outputs: list[torch.Tensor] = []
         self.output_gradients: list[torch.Tensor] = []
         self.buffers: dict[str, torch.Tensor] = {}
-        for kind, found, fakes in (
-            ("param", module.named_parameters(), self.parameters),
-            ("buffer", module.named_buffers(), self.buffers),
-        ):
-            for name, tensor in found:
-                fakes[name] = recorder.twin(tensor).requires_grad_(tensor.requires_grad)
-                self._enter(name, kind, fakes[name])
+        self._labels: set[str] = set()
+        for kind, known in (("param", self.parameters), ("buffer", self.buffers)):
+            for name, tensor in _named_tensors(module, kind):
+                known[name] = tensor
+                self._enter(name, kind, tensor)
+        assert len(fakes) == len(self.entries)
 
     def _enter(self, name: str, kind: str, tensor: torch.Tensor, label: str = "") -> None:
         identifier = (label or name).replace(".", "_")
-        if not identifier.isidentifier():
+        if not identifier.isidentifier() or identifier in self._labels:
             identifier = f"{kind}_{len(self.entries)}"
+        self._labels.add(identifier)
         value = self.recorder.enter(identifier, tensor)
         owner = name.rpartition(".")[0] if kind != "input" else ""
         self.entries.append(Entry(name, kind, value, owner))
@@ -195,31 +214,43 @@ class _Step:
         """Replace every tensor of a structure by a fake one, each an input of the graph."""
         count = 0
 
-        def swap(leaf: Any) -> Any:
+        def swap(leaf: torch.Tensor) -> torch.Tensor:
             nonlocal count
-            if not isinstance(leaf, torch.Tensor):
-                return leaf
+            if leaf.layout is not torch.strided:
+                raise InputError(
+                    f"An input has the layout {leaf.layout}; expected a dense tensor. Convert it"
+                    " with `.to_dense()`."
+                )
             count += 1
             twin = self.recorder.twin(leaf)
             self._enter(f"{prefix}.{count - 1}", "input", twin, f"{prefix}_{count - 1}")
             return twin
 
-        return pytree.tree_map(swap, given)
+        return _swap(given, swap)
 
-    def forward(self, inputs: Any) -> Any:
+    def forward(self, inputs: Any, kwargs: dict[str, Any]) -> Any:
         """Trace the module's forward pass."""
-        fed = self._feed(inputs, "input")
-        args, kwargs = ((), dict(fed)) if isinstance(fed, Mapping) else (_as_tuple(fed), {})
-        tensors = {**self.parameters, **self.buffers}
-        result = torch.func.functional_call(self.module, tensors, args, kwargs)
+        if isinstance(inputs, Mapping):
+            inputs, kwargs = (), {**inputs, **kwargs}
+        args, kwargs = self._feed((_as_tuple(inputs), kwargs), "input")
+        result = self.module(*args, **kwargs)
         self.recorder.modules[:] = ["loss"]
-        self.outputs = _leaves(result)
+        self.outputs = [*{id(tensor): tensor for tensor in _leaves(result)}.values()]
         if not self.outputs:
             raise InputError(
                 f"The module returned no tensor but a {type(result).__name__}. Let `forward` return"
                 " a tensor, or a tuple, list, dict or dataclass of tensors."
             )
         return result
+
+    def keep_assigned_buffers(self) -> None:
+        """Write what the module assigned to a buffer (``self.total = ...``) into the buffer."""
+        now = dict(_named_tensors(self.module, "buffer"))
+        for name, old in self.buffers.items():
+            new = now.get(name)
+            if new is not None and new is not old and new.shape == old.shape:
+                with torch.no_grad():
+                    old.copy_(new)
 
     def differentiate(self, result: Any, loss: Loss | None, targets: Any) -> None:
         """Trace the loss and the backward pass, cut in two where the module ends."""
@@ -238,35 +269,39 @@ class _Step:
         else:
             swapped = _swap(result, lambda t: leaves.get(id(t), t))
             self.loss = loss(swapped, *_as_tuple(self._feed(targets, "target")))
-        if not isinstance(self.loss, torch.Tensor) or self.loss.numel() != 1:
-            shape = list(getattr(self.loss, "shape", ()))
+        if not isinstance(self.loss, torch.Tensor):
             raise InputError(
-                f"The loss has shape {shape}; expected one number. Reduce it with `.mean()` or"
-                " `.sum()`."
+                f"`loss` returned a {type(self.loss).__name__}; expected a tensor with one number."
+            )
+        if self.loss.numel() != 1:
+            raise InputError(
+                f"The loss has shape {list(self.loss.shape)}; expected one number. Reduce it with"
+                " `.mean()` or `.sum()`."
             )
         recorder = self.recorder
         recorder.phase = "backward"
-        found = torch.autograd.grad(self.loss, [*leaves.values()], allow_unused=True)
+        names = [name for name, tensor in self.parameters.items() if tensor.requires_grad]
+        sources = [self.parameters[name] for name in names]
+        # A loss may also read parameters itself: a penalty on weights.
+        wanted = [*leaves.values(), *(sources if loss is not None else ())]
+        found = torch.autograd.grad(self.loss, wanted, allow_unused=True)
+        differentiable = [tensor for tensor in self.outputs if id(tensor) in leaves]
         used = [
             (tensor, gradient)
-            for tensor, gradient in zip(self.outputs, found, strict=False)
+            for tensor, gradient in zip(differentiable, found, strict=False)
             if gradient is not None
         ]
         if not used:
             raise InputError("The loss does not depend on what the module returns.")
         self.output_gradients = [gradient for _, gradient in used]
-        names = [name for name, tensor in self.parameters.items() if tensor.requires_grad]
         gradients = torch.autograd.grad(
-            [tensor for tensor, _ in used],
-            [self.parameters[name] for name in names],
-            self.output_gradients,
-            allow_unused=True,
+            [tensor for tensor, _ in used], sources, self.output_gradients, allow_unused=True
         )
-        self.gradients = {
-            name: gradient
-            for name, gradient in zip(names, gradients, strict=True)
-            if gradient is not None
-        }
+        direct = found[len(leaves) :] or (None,) * len(names)
+        for name, gradient, more in zip(names, gradients, direct, strict=True):
+            parts = [part for part in (gradient, more) if part is not None]
+            if parts:
+                self.gradients[name] = parts[0] if len(parts) == 1 else parts[0] + parts[1]
         ended = {id(tensor) for tensor, _ in used}
         self.outputs.sort(key=lambda tensor: id(tensor) not in ended)
 
@@ -324,6 +359,57 @@ class _Step:
         )
 
 
+def _named_tensors(module: torch.nn.Module, kind: str) -> Iterator[tuple[str, torch.Tensor]]:
+    """List a module's parameters or buffers by name, shared ones once, whatever class they have."""
+    seen: set[int] = set()
+    for prefix, part in module.named_modules():
+        for name, tensor in (part._parameters if kind == "param" else part._buffers).items():
+            if tensor is not None and id(tensor) not in seen:
+                seen.add(id(tensor))
+                yield (f"{prefix}.{name}" if prefix else name), tensor
+
+
+@contextlib.contextmanager
+def _swapped(module: torch.nn.Module, recorder: Recorder) -> Iterator[dict[int, torch.Tensor]]:
+    """
+    Give a module fake parameters and buffers for a while, then put everything back.
+
+    That includes plain attributes that it sets meanwhile: no cache may keep fake tensors.
+    """
+    fakes: dict[int, torch.Tensor] = {}
+    saved = []
+    for name, part in module.named_modules():
+        own = (part._parameters, part._buffers)
+        saved.append((part, dict(part.__dict__), [dict(held) for held in own]))
+        for held in own:
+            for key, tensor in held.items():
+                if torch.nn.parameter.is_lazy(tensor):
+                    raise InputError(
+                        f"Parameter `{f'{name}.{key}'.lstrip('.')}` has no shape yet. Run the"
+                        " module once before it is captured, as lazy modules need."
+                    )
+    try:
+        for part, _, _ in saved:
+            for held in (part._parameters, part._buffers):
+                for key, tensor in held.items():
+                    if tensor is None:
+                        continue
+                    if id(tensor) not in fakes:
+                        twin = recorder.twin(tensor).requires_grad_(tensor.requires_grad)
+                        for hook in (tensor._backward_hooks or {}).values():
+                            twin.register_hook(hook)
+                        fakes[id(tensor)] = twin
+                    held[key] = fakes[id(tensor)]
+        yield fakes
+    finally:
+        for part, attributes, tensors in saved:
+            part.__dict__.clear()
+            part.__dict__.update(attributes)
+            for held, before in zip((part._parameters, part._buffers), tensors, strict=True):
+                held.clear()
+                held.update(before)
+
+
 def _as_tuple(value: Any) -> tuple[Any, ...]:
     return tuple(value) if isinstance(value, (tuple, list)) else (value,)
 
@@ -379,10 +465,24 @@ def _returned_loss(result: Any) -> torch.Tensor:
 @contextlib.contextmanager
 def _explained(recorder: Recorder) -> Iterator[None]:
     """Turn what can go wrong while a module is traced into one sentence that names the place."""
+    noisy = logging.getLogger("torch._subclasses.fake_tensor")  # prints tracebacks of its own
+    was_disabled, noisy.disabled = noisy.disabled, True
+    try:
+        with _sentences(recorder):
+            yield
+    finally:
+        noisy.disabled = was_disabled
+
+
+@contextlib.contextmanager
+def _sentences(recorder: Recorder) -> Iterator[None]:
     try:
         yield
     except InputError:
         raise
+    except SystemExit as error:
+        what = f"ended the program with `sys.exit({error.code})`"
+        raise InputError(_sentence(error, what, "Take that out of the model.")) from None
     except fake_tensor.DataDependentOutputException as error:
         what, remedy = (
             f"needs the value of a tensor (`{error.func}`), and a graph is captured before there"
@@ -418,7 +518,10 @@ def _explained(recorder: Recorder) -> Iterator[None]:
             )
         else:
             what = f"raised {type(error).__name__}: {reason[:300]}"
-            remedy = "Check that the module runs on these inputs, and its loss on these targets."
+            remedy = (
+                "Check that the module runs on these inputs, and its loss on these targets; if it"
+                " does, PyTorch cannot run this op on fake tensors."
+            )
         raise InputError(_sentence(error, what, remedy, recorder)) from None
 
 
