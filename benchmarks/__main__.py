@@ -18,7 +18,7 @@ from rich.table import Table
 
 from benchmarks.figures import Figure
 
-NAMES = ("simulator", "files", "startup", "capture", "testbeds")
+NAMES = ("simulator", "files", "startup", "capture", "testbeds", "grouping", "placers", "auto")
 
 
 def main(arguments: list[str]) -> int:

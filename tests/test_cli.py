@@ -98,11 +98,55 @@ def test_inspect_shows_the_model_and_each_device_by_itself():
     assert not facts["alone"]["cuda:0"]["is_feasible"]
 
 
+PLACE = ["place", "tiny-nmt", "--cluster", "k40x2", "--budget", "300 samples"]
+
+
+def test_place_says_how_good_the_answer_is_and_why(tmp_path):
+    result = run(*PLACE, "-o", tmp_path / "run")
+    assert result.exit_code == 0
+    for words in ("placed by auto", "no placement takes less than", "Why: ", "history are in"):
+        assert words in result.stdout
+    again = run("simulate", "tiny-nmt", "--cluster", "k40x2", "--plan", tmp_path / "run/plan.json")
+    assert again.exit_code == 0
+    facts = json.loads(run(*PLACE, "--json").stdout)
+    assert facts["placer"] == "auto"
+    assert facts["is_feasible"]
+    assert facts["makespan_s"] >= facts["lower_bound_s"]
+
+
+def test_what_cannot_be_placed_exits_with_1():
+    result = run(*PLACE, "--memory", "1B", "--placer", "one-gpu")
+    assert result.exit_code == 1
+    assert "Why: " in result.stdout
+
+
+def test_compare_shows_placers_side_by_side():
+    options = ["--placers", "auto,one-gpu,heft,random", "--budget", "50 samples", "--seeds", "2"]
+    result = run("compare", "tiny-gpt2", "--cluster", "k40x2", *options)
+    assert result.exit_code == 0
+    for words in ("auto", "heft", "balance", "moved", "planned"):
+        assert words in result.stdout
+    rows = json.loads(run("compare", "tiny-gpt2", "--cluster", "k40x2", *options, "--json").stdout)
+    assert rows[0]["placer"] == "auto"
+    assert {row["placer"] for row in rows} == {"auto", "one-gpu", "heft", "random"}
+
+
+def test_capture_writes_a_graph_file_and_nothing_else(tmp_path):
+    path = tmp_path / "m.graph.json.gz"
+    assert run("capture", "tiny-gpt2", "-o", path).exit_code == 0
+    assert Graph.load(path).name == "tiny-gpt2"
+    result = run("capture", "tiny-gpt2", "-o", tmp_path / "model.py")
+    assert result.exit_code == 2
+    assert "is no name for a graph file" in result.stderr
+
+
 def test_list_names_models_and_clusters():
     assert "gpt2-small" in run("list", "models").stdout
     clusters = json.loads(run("list", "clusters", "--json").stdout)
     assert {"k40x2", "k40x4", "k40x8", "k80x2", "k80x4", "a100x8", "h200", "edge"} <= {*clusters}
     assert "Where the figures come from" in run("list", "clusters").stdout
+    assert "auto" in json.loads(run("list", "placers", "--json").stdout)
+    assert "simulated annealing" in run("list", "placers").stdout
 
 
 def test_the_version_is_shown():
@@ -215,7 +259,7 @@ def test_wrong_usage_exits_with_2(arguments):
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"{", b"\x1f\x8b broken", gzip.compress(b"{}")[:-4], b"[]"]
+    "content", [b"", b"{", b"\x1f\x8b broken", gzip.compress(b"{}", mtime=0)[:-4], b"[]"]
 )
 def test_a_broken_graph_file_never_shows_a_traceback(tmp_path, content):
     path = tmp_path / "m.graph.json"

@@ -13,6 +13,7 @@ from placewright.cluster import Cluster
 from placewright.errors import InputError
 from placewright.graph import Graph
 from placewright.graph_file import Op, Output
+from placewright.grouping.layers import find_layers
 from placewright.load import load_cluster, load_model, load_problem
 from placewright.placers.experts import (
     BASELINES,
@@ -21,7 +22,6 @@ from placewright.placers.experts import (
     expert_strong,
     one_gpu,
 )
-from placewright.placers.layers import find_layers
 from placewright.problem import Problem
 from placewright.simulator import simulate
 

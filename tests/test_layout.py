@@ -61,9 +61,48 @@ MAY_IMPORT = {
     "zoo.recipes": {
         "zoo.inception", "zoo.nasnet", "zoo.recurrent", "zoo.resnet", "zoo.transformers",
     },
+    "evaluate": {"costs", "problem", "simulator"},
+    "grouping._kernels": set(),
+    "grouping._numbering": set(),
+    "grouping.layers": {"costs", "graph"},
+    "grouping.colocated": {"graph", "grouping._numbering", "problem"},
+    "grouping.sole_consumer": {
+        "graph", "grouping._kernels", "grouping._numbering", "grouping.colocated", "problem",
+    },
+    "grouping.heavy_edges": {
+        "coarsening", "errors", "graph", "grouping._kernels", "grouping._numbering",
+        "grouping.colocated", "problem",
+    },
+    "grouping.modules": {"errors", "graph", "grouping._numbering", "problem"},
+    "grouping.layer_chunks": {"grouping._numbering", "grouping.layers", "problem"},
+    "grouping.repeated_blocks": {"graph", "grouping.layers", "problem"},
+    "grouping": {
+        "grouping.colocated", "grouping.heavy_edges", "grouping.layer_chunks", "grouping.modules",
+        "grouping.repeated_blocks", "grouping.sole_consumer", "problem",
+    },
     "placers": set(),
-    "placers.layers": {"costs", "graph"},
-    "placers.experts": {"errors", "placers.layers", "problem", "simulator"},
+    "placers.run": {"errors", "evaluate", "problem", "units"},
+    "placers.experts": {"errors", "grouping.layers", "problem", "simulator"},
+    "placers.groups": {"grouping._numbering", "placers.run", "problem"},
+    "placers.contiguous": {"costs", "evaluate", "placers.groups", "placers.run", "problem"},
+    "placers._list_kernel": set(),
+    "placers.list_scheduling": {"costs", "graph", "placers._list_kernel", "problem", "simulator"},
+    "placers._scotch": set(),
+    "placers.partition": {"errors", "placers._scotch", "placers.experts", "problem"},
+    "placers.repair": {"grouping", "placers.run", "problem", "units"},
+    "placers.search": {"evaluate", "grouping", "placers.experts", "placers.groups", "placers.run"},
+    "placers.auto": {
+        "errors", "placers.contiguous", "placers.experts", "placers.groups",
+        "placers.list_scheduling", "placers.partition", "placers.repair", "placers.run",
+        "placers.search", "problem", "simulator", "units",
+    },
+    "placing": {
+        "bounds", "coarsening", "errors", "evaluate", "files", "grouping", "placers.auto",
+        "placers.contiguous", "placers.experts", "placers.list_scheduling", "placers.partition",
+        "placers.repair", "placers.run", "placers.search", "plan", "problem", "simulator",
+        "timeline", "trace",
+    },
+    "comparing": {"errors", "evaluate", "placing", "problem"},
     "load": {
         "errors", "files", "graph", "cluster", "units", "problem", "simulator", "placers.experts",
         "frontends._cache", "frontends.exported", "frontends.onnx", "frontends.python_file",
@@ -72,13 +111,16 @@ MAY_IMPORT = {
     "report": set(),
     "report.facts": {"graph"},
     "report.terminal": {
-        "bounds", "cluster", "costs", "graph", "report.facts", "timeline", "units",
+        "bounds", "cluster", "comparing", "costs", "graph", "placing", "problem", "report.facts",
+        "timeline", "units",
     },
+    "report.live": {"placers.run", "units"},
     "__version__": set(),
     "cli": {
-        "__version__", "bounds", "cluster", "errors", "frontends.onnx", "graph", "load",
-        "placers.experts", "plan", "problem", "report.facts", "report.terminal", "simulator",
-        "timeline", "trace", "zoo",
+        "__version__", "bounds", "cluster", "comparing", "errors", "frontends._cache",
+        "frontends.onnx", "graph", "load", "placers.experts", "placers.run", "placing", "plan",
+        "problem", "report.facts", "report.live", "report.terminal", "simulator", "timeline",
+        "trace", "zoo",
     },
 }  # fmt: skip
 
@@ -91,13 +133,23 @@ def modules():
             yield name, path
 
 
+def _is_part(node):
+    """Whether modules are imported from a package, rather than names from a module."""
+    names = [alias.name for alias in node.names]
+    folder = SOURCE / node.module.removeprefix("placewright.").replace(".", "/")
+    return (node.module or "").startswith("placewright.") and all(
+        (folder / f"{name}.py").exists() and name.startswith("_") for name in names
+    )
+
+
 def imported(path):
     """Every module of the package that a file imports, anywhere in it."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.module == "placewright":
             yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module == "placewright.frontends":
-            yield from (f"frontends.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and _is_part(node):
+            package = node.module.removeprefix("placewright.")
+            yield from (f"{package}.{alias.name}" for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("placewright."):
             yield node.module.removeprefix("placewright.")
         elif isinstance(node, ast.Import):

@@ -6,7 +6,8 @@ The public names, by what they are for:
 * a model: `capture` (`Capture`), `load_model`, `Graph`, `Op`, `Output`
 * a machine: `Cluster`, `load_cluster`
 * the question: `Problem`, `load_problem`, `Costs`, `coarsen`, `split_cycles`
-* an answer and how good it is: `Candidate`, `simulate`, `simulate_many`, `default_triggers`,
+* an answer: `place` (`Result`, `Budget`), or one of your own
+* how good it is: `Candidate`, `simulate`, `simulate_many`, `default_triggers`,
   `Timeline`, `lower_bounds`, `save_trace`, `Plan`
 * `InputError`, for input that cannot be used
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from placewright.graph import Graph
     from placewright.graph_file import Op, Output
     from placewright.load import load_cluster, load_model, load_problem
+    from placewright.placers.run import Budget
+    from placewright.placing import Result, place
     from placewright.plan import Plan
     from placewright.problem import Candidate, Problem
     from placewright.simulator import Batch, default_triggers, simulate, simulate_many
@@ -46,6 +49,8 @@ _MODULES = {
     "graph": ("Graph",),
     "graph_file": ("Op", "Output"),
     "load": ("load_cluster", "load_model", "load_problem"),
+    "placers.run": ("Budget",),
+    "placing": ("Result", "place"),
     "plan": ("Plan",),
     "problem": ("Candidate", "Problem"),
     "simulator": ("Batch", "default_triggers", "simulate", "simulate_many"),

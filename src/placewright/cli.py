@@ -12,7 +12,7 @@ import json
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from placewright.graph import Graph
+    from placewright.placers.run import Run
     from placewright.problem import Candidate, Problem
     from placewright.timeline import Timeline
 
@@ -120,6 +121,7 @@ class Listing(str, Enum):
 
     models = "models"
     clusters = "clusters"
+    placers = "placers"
 
 
 @app.command()
@@ -212,6 +214,126 @@ def simulate(
     raise typer.Exit(0 if timeline.is_feasible else 1)
 
 
+class Objective(str, Enum):
+    """What is made as small as possible."""
+
+    latency = "latency"
+    throughput = "throughput"
+
+
+BudgetOption = Annotated[
+    str,
+    typer.Option(help="How long to search: `60s`, `5000 samples`, `60s, idle 10s`."),
+]
+ObjectiveOption = Annotated[
+    Objective,
+    typer.Option(help="The time of one step, or of each of many steps back to back."),
+]
+
+
+@app.command()
+def place(
+    model: ModelArgument,
+    cluster: ClusterOption,
+    placer: Annotated[
+        str, typer.Option(help="Which placer (see `placewright list placers`).")
+    ] = "auto",
+    budget: BudgetOption = "10s",
+    objective: ObjectiveOption = Objective.latency,
+    overlap: Annotated[
+        bool, typer.Option(help="For throughput: computing and copying overlap.")
+    ] = True,
+    seed: Annotated[int, typer.Option(help="The same seed and samples, the same answer.")] = 0,
+    grouping: Annotated[
+        Optional[str],
+        typer.Option(
+            help="Ops to place together: `colocated`, `sole-consumer`, `heavy-edges`,"
+            " `by-module` or `layer-chunks`; by default each placer has its own.",
+            show_default=False,
+        ),
+    ] = None,
+    output: Annotated[
+        Optional[Path],
+        typer.Option(
+            "--output",
+            "-o",
+            help="A folder for the plan, its timeline and the history.",
+            show_default=False,
+        ),
+    ] = None,
+    memory: MemoryOption = None,
+    dim: DimOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """
+    Choose a device for every op of a model.
+
+    `placewright place nmt-4 --cluster k40x4-tight --budget 20s -o run/`
+    """
+    with _user_errors():
+        from placewright.load import load_problem
+        from placewright.placing import place as find
+        from placewright.report.terminal import show_result
+
+        problem = load_problem(_load(model, dim), cluster, memory)
+        _warm_up(problem)
+        with _progress(problem, as_json) as progress:
+            result = find(
+                problem,
+                placer,
+                budget=budget,
+                objective=objective.value,
+                overlap=overlap,
+                seed=seed,
+                grouping=grouping,
+                progress=progress,
+            )
+        if output is not None:
+            result.save(output)
+        if as_json:
+            _print_json(result.describe())
+        else:
+            _print(show_result(result))
+            if output is not None:
+                _print(f"The plan, its timeline and the history are in {output}.")
+    raise typer.Exit(0 if result.is_feasible else 1)
+
+
+@app.command()
+def compare(
+    model: ModelArgument,
+    cluster: ClusterOption,
+    placers: Annotated[
+        Optional[str],
+        typer.Option(help="Placers to compare, with commas between; all by default."),
+    ] = None,
+    budget: BudgetOption = "10s",
+    objective: ObjectiveOption = Objective.latency,
+    seeds: Annotated[int, typer.Option(min=1, help="How many seeds for those that search.")] = 1,
+    memory: MemoryOption = None,
+    dim: DimOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """
+    Compare placers on one model and cluster.
+
+    `placewright compare nmt-4 --cluster k40x4 --budget 5s`
+    """
+    with _user_errors():
+        from placewright.comparing import compare_placers
+        from placewright.load import load_problem
+        from placewright.report.terminal import show_comparison
+
+        problem = load_problem(_load(model, dim), cluster, memory)
+        _warm_up(problem)
+        names = None if placers is None else [name.strip() for name in placers.split(",")]
+        rows = compare_placers(problem, names, budget, objective.value, seeds, _say_unless(as_json))
+        if as_json:
+            _print_json([vars(row) for row in rows])
+        else:
+            _print(show_comparison(rows, problem))
+
+
 @app.command()
 def inspect(
     model: ModelArgument,
@@ -276,6 +398,13 @@ def capture(
     `placewright capture mymodel.py:build -o mymodel.graph.json.gz`
     """
     with _user_errors():
+        from placewright.errors import InputError
+
+        if not output.name.endswith((".graph.json", ".graph.json.gz")):
+            raise InputError(
+                f"`{output}` is no name for a graph file; expected one that ends in `.graph.json`"
+                " or `.graph.json.gz`."
+            )
         graph = _load(model, dim)
         graph.save(output)
         if as_json:
@@ -286,7 +415,9 @@ def capture(
 
 @app.command("list")
 def list_(
-    what: Annotated[Listing, typer.Argument(help="`models` or `clusters`.", show_default=False)],
+    what: Annotated[
+        Listing, typer.Argument(help="`models`, `clusters` or `placers`.", show_default=False)
+    ],
     as_json: JsonOption = False,
 ) -> None:
     """
@@ -302,6 +433,12 @@ def list_(
         if what is Listing.models:
             names = tuple(RECIPES)
             shown = show_models([(name, recipe.summary) for name, recipe in RECIPES.items()])
+        elif what is Listing.placers:
+            from placewright.placing import SUMMARIES
+            from placewright.report.terminal import show_placers
+
+            names = tuple(SUMMARIES)
+            shown = show_placers([*SUMMARIES.items()])
         else:
             names = Cluster.presets()
             shown = show_clusters([Cluster.preset(name) for name in names])
@@ -314,15 +451,20 @@ def list_(
 def _load(model: str, dim: list[str] | None) -> Graph:
     """Load a model, saying what takes long and what it could not price."""
     from placewright.errors import InputError
+    from placewright.frontends._cache import cache_folder
     from placewright.load import load_model
 
     dims = {}
     for text in dim or []:
         name, equals, size = text.partition("=")
-        if not equals or not name or not size.isdecimal() or int(size) < 1:
-            raise InputError(f"`--dim {text}` cannot be read; expected `--dim NAME=SIZE`.")
+        if not equals or not name or not size.isdecimal() or name in dims:
+            raise InputError(
+                f"`--dim {text}` cannot be used; expected `--dim NAME=SIZE`, SIZE a whole number,"
+                " once for each name."
+            )
         dims[name] = int(size)
-    with _says_after(1.0, f"Capturing {model}, once (later it is read from the cache)..."):
+    kept = ", once (later it is read from the cache)" if cache_folder() is not None else ""
+    with _says_after(1.0, f"Capturing {model}{kept}..."):
         graph = load_model(model, dims=dims)
     if model.endswith(".onnx"):
         from placewright.frontends.onnx import unpriced_kinds
@@ -394,12 +536,38 @@ def _candidate(
 
 
 def _simulate(problem: Problem, candidate: Candidate) -> Timeline:
+    _warm_up(problem)
+    from placewright import simulator
+
+    return simulator.simulate(problem, candidate)
+
+
+def _warm_up(problem: Problem) -> None:
     words = "Compiling the simulator, once for this machine (about ten seconds)..."
     with _says_after(1.0, words), _quick_imports():
         from placewright import simulator
 
         simulator.warm_up(problem)
-    return simulator.simulate(problem, candidate)
+
+
+@contextmanager
+def _progress(problem: Problem, is_quiet: bool) -> Iterator[Callable[[Run], None] | None]:
+    """Show how a run goes: a live line on a terminal, a line a second elsewhere, or nothing."""
+    if is_quiet:
+        yield None
+        return
+    from placewright.bounds import lower_bounds
+    from placewright.report.live import Live
+
+    live = Live(lower_bounds(problem).best_s)
+    try:
+        yield live
+    finally:
+        live.close()
+
+
+def _say_unless(is_quiet: bool) -> Callable[[str], None]:
+    return (lambda _: None) if is_quiet else (lambda words: typer.echo(words, err=True))
 
 
 def _simulate_alone(problem: Problem, device: int) -> Timeline | None:

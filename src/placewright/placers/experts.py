@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placewright.errors import InputError
-from placewright.placers.layers import Layers, find_layers
+from placewright.grouping.layers import Layers, find_layers
 from placewright.problem import Problem
 from placewright.simulator import simulate_many
 
@@ -58,6 +58,12 @@ def one_gpu(problem: Problem) -> Placement:
         There is none.
     """
     return _settled(problem, np.full(problem.num_ops, accelerators(problem)[0]))
+
+
+def one_device(problem: Problem) -> Placement:
+    """Put everything on the first device that is no CPU, or if there is none on the first CPU."""
+    has_gpu = any(kind != "cpu" for kind in problem.cluster.device_kinds)
+    return one_gpu(problem) if has_gpu else cpu_only(problem)
 
 
 def expert_paper(problem: Problem) -> Placement:

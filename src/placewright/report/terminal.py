@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from rich.console import Group, RenderableType
@@ -17,6 +18,11 @@ from placewright.graph import Graph
 from placewright.report.facts import describe_graph
 from placewright.timeline import Step, Timeline
 from placewright.units import format_bytes, format_count, format_time
+
+if TYPE_CHECKING:
+    from placewright.comparing import Comparison
+    from placewright.placing import Result
+    from placewright.problem import Problem
 
 
 def table(title: str, *columns: str, text: Collection[str] = ()) -> Table:
@@ -42,7 +48,7 @@ def show_timeline(timeline: Timeline, bounds: Bounds, name: str) -> RenderableTy
             f"{timeline.device_utilisation[d]:.1%}",
             format_bytes(timeline.peak_bytes[d]),
             format_bytes(cluster.memory_bytes[d]),
-            "" if fits else Text("does not fit", style="red"),
+            "fits" if fits else Text("does not fit", style="red"),
         )
     gap = timeline.makespan_s / bounds.best_s - 1 if bounds.best_ps else 0.0
     lines = [
@@ -226,6 +232,71 @@ def show_models(models: Sequence[tuple[str, str]]) -> RenderableType:
     made = table("Models", "name", "what one step of it is", text=("what one step of it is",))
     for name, summary in models:
         made.add_row(name, summary)
+    return made
+
+
+def show_placers(placers: Sequence[tuple[str, str]]) -> RenderableType:
+    """List placers."""
+    made = table("Placers", "name", "what it does", text=("what it does",))
+    for name, summary in placers:
+        made.add_row(name, summary)
+    return made
+
+
+def show_result(result: Result) -> RenderableType:
+    """Show what was found, how good it is, and why."""
+    what = "time per step" if result.objective_s != result.makespan_s else "step time"
+    gap = result.objective_s / result.lower_bound_s - 1 if result.lower_bound_s else 0.0
+    timeline, cluster = result.timeline, result.problem.cluster
+    lines = [
+        f"{result.problem.graph.name} on {cluster.name}, placed by {result.placer}"
+        f" ({result.samples:,} samples in {format_time(result.wall_s)})",
+        f"Simulated {what} {format_time(result.objective_s)}; no placement takes less than"
+        f" {format_time(result.lower_bound_s)} (gap {gap:.1%}).",
+        f"Why: {result.reason}",
+    ]
+    devices = table("Devices", "device", "ops", "busy", "peak memory", "of", "")
+    counts = np.bincount(result.placement, minlength=result.problem.num_devices)
+    for d, device in enumerate(cluster.device_names):
+        fits = timeline.peak_bytes[d] <= cluster.memory_bytes[d]
+        devices.add_row(
+            device,
+            f"{counts[d]:,}",
+            f"{timeline.device_utilisation[d]:.1%}",
+            format_bytes(timeline.peak_bytes[d]),
+            format_bytes(cluster.memory_bytes[d]),
+            "" if fits else Text("does not fit", style="red"),
+        )
+    return Group(Text("\n".join(lines)), devices)
+
+
+def show_comparison(rows: Sequence[Comparison], problem: Problem) -> RenderableType:
+    """Show placers side by side, best first."""
+    made = table(
+        f"{problem.graph.name} on {problem.cluster.name}, simulated",
+        "placer",
+        "time",
+        "worst seed",
+        "planned in",
+        "balance",
+        "moved",
+        "devices",
+        "fits",
+    )
+    for row in rows:
+        if row.objective_s is None:
+            made.add_row(row.placer, *[""] * 6, Text(row.problem.split(".")[0], style="dim"))
+            continue
+        made.add_row(
+            row.placer,
+            format_time(row.objective_s),
+            "" if row.worst_s == row.best_s else format_time(row.worst_s or 0.0),
+            format_time(row.planning_s or 0.0),
+            f"{row.balance:.2f}",
+            format_bytes(row.cut_bytes or 0),
+            str(row.num_devices),
+            "yes" if row.is_feasible else Text("no", style="red"),
+        )
     return made
 
 

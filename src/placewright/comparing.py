@@ -1,0 +1,117 @@
+"""
+Placers side by side on one problem: their times, what they cut, how they balance.
+
+This module owns the figures by which placers are compared, those of partitioners' own goals
+included.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from placewright.errors import InputError
+from placewright.evaluate import Objective
+from placewright.placing import PLACERS, Result, place
+from placewright.problem import Problem
+
+SEEDED = frozenset(
+    "auto random hill-climbing annealing cross-entropy scotch mincut metis kahypar".split()
+)
+"""Those whose answer depends on the seed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """One placer on one problem, over its seeds."""
+
+    placer: str
+    objective_s: float | None  # median over seeds; None if it could not run
+    best_s: float | None
+    worst_s: float | None
+    is_feasible: bool  # on every seed
+    planning_s: float | None  # median
+    balance: float | None  # largest device load over the mean of those used, median seed
+    cut_bytes: int | None  # moved between devices, median seed
+    num_devices: int | None
+    samples: int | None
+    problem: str  # why it could not run
+
+
+def compare_placers(
+    problem: Problem,
+    names: Sequence[str] | None = None,
+    budget: str = "10s",
+    objective: Objective = "latency",
+    num_seeds: int = 1,
+    say: Callable[[str], None] = lambda _: None,
+) -> list[Comparison]:
+    """
+    Run placers, several seeds each where that matters, and compare them, the best first.
+
+    Raises
+    ------
+    InputError
+        A name is unknown.
+    """
+    chosen = [*PLACERS] if names is None else [*names]
+    for name in chosen:
+        if name not in PLACERS:
+            raise InputError(f"There is no placer `{name}`. There are: {', '.join(PLACERS)}.")
+    rows = []
+    for name in chosen:
+        say(f"{name}...")
+        seeds = range(num_seeds if name in SEEDED else 1)
+        try:
+            results = [
+                place(problem, name, budget=budget, objective=objective, seed=seed)
+                for seed in seeds
+            ]
+        except InputError as error:
+            rows.append(_failed(name, str(error)))
+            continue
+        rows.append(_compare(name, results))
+    return sorted(rows, key=_rank)
+
+
+def _rank(row: Comparison) -> tuple[bool, bool, float]:
+    return row.objective_s is None, not row.is_feasible, row.objective_s or 0.0
+
+
+def _failed(name: str, why: str) -> Comparison:
+    return Comparison(
+        placer=name,
+        objective_s=None,
+        best_s=None,
+        worst_s=None,
+        is_feasible=False,
+        planning_s=None,
+        balance=None,
+        cut_bytes=None,
+        num_devices=None,
+        samples=None,
+        problem=why,
+    )
+
+
+def _compare(name: str, results: list[Result]) -> Comparison:
+    times = [result.objective_s for result in results]
+    middle = results[int(np.argsort(times)[len(times) // 2])]
+    busy = middle.timeline.device_utilisation
+    used = busy[busy > 0]
+    return Comparison(
+        placer=name,
+        objective_s=statistics.median(times),
+        best_s=min(times),
+        worst_s=max(times),
+        is_feasible=all(result.is_feasible for result in results),
+        planning_s=statistics.median([result.wall_s for result in results]),
+        balance=float(used.max() / used.mean()) if used.size else 1.0,
+        cut_bytes=int(middle.timeline.moved_bytes),
+        num_devices=int(used.size),
+        samples=middle.samples,
+        problem="",
+    )

@@ -1,0 +1,113 @@
+"""
+How good candidates are: the evaluator protocol, and the evaluator that simulates.
+
+This module owns the objectives. ``latency`` is the makespan of one step. ``throughput`` is the time
+per step of steps that are pipelined back to back: the largest load of any device or channel; it
+counts one step's memory and ignores dependencies between steps.
+
+Letters: ``B`` candidates, ``D`` devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placewright.costs import PS_PER_S
+from placewright.problem import Candidate, Problem
+from placewright.simulator import simulate, simulate_many
+
+Objective = Literal["latency", "throughput"]
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluations:
+    """What candidates came to, in their order. Feasibility comes first, then the objective."""
+
+    objective_s: NDArray[np.float64]  # [B]
+    overflow_bytes: NDArray[np.int64]  # [B] 0: it fits
+    peak_bytes: NDArray[np.int64]  # [B, D]
+
+    def key(self, k: int) -> tuple[int, float]:
+        """Give what candidates are compared by: less is better."""
+        return int(self.overflow_bytes[k]), float(self.objective_s[k])
+
+    @property
+    def best(self) -> int:
+        """Find the best candidate, the first of equals."""
+        return int(np.lexsort((self.objective_s, self.overflow_bytes))[0])
+
+
+class Evaluator(Protocol):
+    """What tells how good candidates are: the simulator, or a machine."""
+
+    problem: Problem
+    objective: Objective
+    num_samples: int  # candidates evaluated so far
+
+    def evaluate(self, candidates: Sequence[Candidate]) -> Evaluations:
+        """Evaluate candidates."""
+        ...
+
+
+@dataclass(eq=False)
+class SimulatedEvaluator:
+    """Evaluates by simulation; with `overlap` off, transfers count in their devices' load too."""
+
+    problem: Problem
+    objective: Objective = "latency"
+    overlap: bool = True
+    num_samples: int = 0
+
+    def evaluate(self, candidates: Sequence[Candidate]) -> Evaluations:
+        """Simulate candidates, plain ones on all cores at once."""
+        self.num_samples += len(candidates)
+        if all(c.discipline == "fifo" and c.triggers is None for c in candidates):
+            batch = simulate_many(self.problem, np.stack([c.placement for c in candidates]))
+            times, peaks = batch.makespan_s, batch.peak_bytes
+        else:
+            lines = [simulate(self.problem, candidate) for candidate in candidates]
+            times = np.array([line.makespan_s for line in lines])
+            peaks = np.stack([line.peak_bytes for line in lines])
+        over = np.maximum(peaks - self.problem.cluster.memory_bytes, 0).sum(axis=1)
+        if self.objective == "throughput":
+            times = np.array(
+                [step_load_s(self.problem, c.placement, self.overlap) for c in candidates]
+            )
+        return Evaluations(times, over, peaks)
+
+
+def step_load_s(problem: Problem, placement: NDArray[np.int64], overlap: bool = True) -> float:
+    """
+    Give the time per step when steps are pipelined back to back.
+
+    That is the largest load of any device or channel. Without `overlap` a device's incoming and
+    outgoing transfers count in its own load, as in PipeDream and Tarnawski et al.
+    """
+    graph, cluster = problem.graph, problem.cluster
+    count = cluster.num_devices
+    placement = np.asarray(placement, dtype=np.int64)
+    ops = np.arange(graph.num_ops)
+    device_s = np.zeros(count)
+    np.add.at(device_s, placement, problem.costs.op_ps[ops, placement] / PS_PER_S)
+    source = placement[graph.tensor_op[graph.use_tensor]]
+    target = placement[graph.use_op]
+    moved = (source != target) & (graph.tensor_bytes[graph.use_tensor] > 0)
+    pairs = np.unique(graph.use_tensor[moved].astype(np.int64) * count + target[moved])
+    tensor, target = pairs // count, pairs % count
+    source = placement[graph.tensor_op[tensor]]
+    time_s = cluster.latency_s[source, target]
+    time_s = time_s + graph.tensor_bytes[tensor] / cluster.bytes_per_s[source, target]
+    link_s = np.zeros(count * count)
+    np.add.at(link_s, source * count + target, time_s)
+    channel_s = np.zeros(len(cluster.channel_names))
+    for link in np.flatnonzero(link_s):
+        channel_s[list(cluster.link_channels[link])] += link_s[link]
+    if not overlap:
+        device_s += link_s.reshape(count, count).sum(axis=0)
+        device_s += link_s.reshape(count, count).sum(axis=1)
+    return float(max(device_s.max(), channel_s.max(initial=0.0)))

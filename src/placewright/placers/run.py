@@ -1,0 +1,166 @@
+"""
+One run of a placer: what it is given, and what is kept of what it tries.
+
+This module owns budgets, the best candidate so far, and the history of improvements. A placer is a
+function of a `Run`: it offers candidates until the run is over. The run keeps the best, so a placer
+that is stopped at any moment has already answered.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placewright.errors import InputError
+from placewright.evaluate import Evaluations, Evaluator
+from placewright.problem import Candidate, Problem
+from placewright.units import parse_time
+
+Placement = NDArray[np.int64]  # [N]
+
+
+@dataclass(frozen=True)
+class Budget:
+    """
+    When a run is over: after so many seconds, samples, or seconds without improvement.
+
+    What is None does not end it; a run whose budget is all None ends when its placer does.
+    """
+
+    seconds: float | None = None
+    samples: int | None = None
+    idle_seconds: float | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Budget:
+        """
+        Read a budget such as ``"60s"``, ``"5000 samples"`` or ``"60s, idle 10s"``.
+
+        Raises
+        ------
+        InputError
+            It cannot be read.
+        """
+        found: dict[str, float | int] = {}
+        for part in text.split(","):
+            words = part.strip()
+            samples = re.fullmatch(r"(\d+) *samples?", words)
+            if samples:
+                found["samples"] = int(samples[1])
+            elif words.startswith("idle "):
+                found["idle_seconds"] = parse_time(words[5:].strip(), "`budget`")
+            elif re.fullmatch(r"[\d.]+ *min", words):
+                found["seconds"] = 60 * float(words[:-3])
+            else:
+                found["seconds"] = parse_time(words, "`budget`")
+        if any(value < 0 for value in found.values()):
+            raise InputError(f"The budget `{text}` is negative; expected `60s` or `5000 samples`.")
+        return cls(**found)  # type: ignore[arg-type]
+
+    def __str__(self) -> str:
+        words = [
+            "" if self.seconds is None else f"{self.seconds:g}s",
+            "" if self.samples is None else f"{self.samples} samples",
+            "" if self.idle_seconds is None else f"idle {self.idle_seconds:g}s",
+        ]
+        return ", ".join(word for word in words if word) or "none"
+
+
+@dataclass(frozen=True)
+class Improvement:
+    """One entry of a run's history."""
+
+    wall_s: float
+    samples: int
+    objective_s: float
+    overflow_bytes: int
+    placer: str
+
+
+class Placer(Protocol):
+    """What chooses placements: offers candidates to a run until it is over."""
+
+    def __call__(self, run: Run) -> None:
+        """Place."""
+        ...
+
+
+@dataclass(eq=False)
+class Run:
+    """
+    What a placer is given: the problem, how candidates are judged, a seed, and a budget.
+
+    `best` is the best candidate offered so far, and `key` what it is compared by (bytes that do not
+    fit, then the objective).
+    """
+
+    problem: Problem
+    evaluator: Evaluator
+    seed: int = 0
+    budget: Budget = field(default_factory=Budget)
+    progress: Callable[[Run], None] | None = None
+    grouping: NDArray[np.int64] | None = None  # [N] ops to place together; None: the placer's own
+    best: Candidate | None = None
+    key: tuple[int, float] = (2**62, float("inf"))
+    history: list[Improvement] = field(default_factory=list)
+    placer: str = ""  # whose turn it is, for the history
+    began_s: float = field(default_factory=time.perf_counter)
+    improved_s: float = field(default_factory=time.perf_counter)
+    first_sample: int = 0
+
+    def __post_init__(self) -> None:
+        self.first_sample = self.evaluator.num_samples
+
+    @property
+    def wall_s(self) -> float:
+        """Give the seconds since the run began."""
+        return time.perf_counter() - self.began_s
+
+    @property
+    def num_samples(self) -> int:
+        """Count the candidates evaluated in this run."""
+        return self.evaluator.num_samples - self.first_sample
+
+    @property
+    def is_over(self) -> bool:
+        """Tell whether the budget is spent. Not before there is an answer."""
+        if self.best is None:
+            return False
+        budget = self.budget
+        if budget.seconds is not None and self.wall_s >= budget.seconds:
+            return True
+        if budget.samples is not None and self.num_samples >= budget.samples:
+            return True
+        idle_s = time.perf_counter() - self.improved_s
+        return budget.idle_seconds is not None and idle_s >= budget.idle_seconds
+
+    def room(self, wanted: int) -> int:
+        """Give how many of so many samples the budget still has room for."""
+        if self.budget.samples is None or self.best is None:
+            return wanted
+        return max(0, min(wanted, self.budget.samples - self.num_samples))
+
+    def offer(self, placements: Sequence[Placement] | NDArray[np.int64]) -> Evaluations:
+        """Evaluate placements, of which there must be one, and keep the best."""
+        return self.offer_candidates([Candidate(placement) for placement in placements])
+
+    def offer_candidates(self, candidates: Sequence[Candidate]) -> Evaluations:
+        """Evaluate candidates, of which there must be one, and keep the best."""
+        found = self.evaluator.evaluate(candidates)
+        k = found.best
+        if found.key(k) < self.key:
+            self.key, self.best = found.key(k), candidates[k]
+            self.improved_s = time.perf_counter()
+            over, objective_s = self.key
+            self.history.append(
+                Improvement(self.wall_s, self.num_samples, objective_s, over, self.placer)
+            )
+        if self.progress is not None:
+            self.progress(self)
+        return found

@@ -1,0 +1,294 @@
+"""
+`place`: a problem and a placer's name become a plan, with its bound and its history.
+
+This module owns the list of placers and what a `Result` holds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placewright import files
+from placewright.bounds import Bounds, lower_bounds
+from placewright.coarsening import coarsen, split_cycles
+from placewright.errors import InputError
+from placewright.evaluate import Objective, SimulatedEvaluator
+from placewright.grouping import GROUPINGS
+from placewright.placers.auto import Auto, explain
+from placewright.placers.contiguous import contiguous_split
+from placewright.placers.experts import BASELINES
+from placewright.placers.list_scheduling import heft, m_etf, m_sct, m_topo, peft
+from placewright.placers.partition import kahypar, metis, mincut, scotch
+from placewright.placers.repair import repair, why_nothing_fits
+from placewright.placers.run import Budget, Improvement, Placement, Placer, Run
+from placewright.placers.search import SEARCHES
+from placewright.plan import Plan
+from placewright.problem import Candidate, Problem
+from placewright.simulator import simulate
+from placewright.timeline import Timeline
+from placewright.trace import save_trace
+
+
+@dataclass(frozen=True)
+class OneShot:
+    """A rule that gives one placement; if that does not fit, it is repaired."""
+
+    rule: Callable[[Problem, Run], Placement]
+    is_repaired: bool = True
+
+    def __call__(self, run: Run) -> None:
+        """Place by the rule: ops, or the groups that were asked for."""
+        if run.grouping is None:
+            placement = self.rule(run.problem, run)
+        else:
+            # Parameters are apart: grouped with their updates they would look like circles.
+            apart = 2 * run.grouping + run.problem.graph.op_is_resident
+            coarse = coarsen(run.problem, split_cycles(run.problem.graph, apart))
+            placement = np.asarray(coarse.expand(self.rule(coarse.problem, run)))
+        run.offer([placement])
+        if run.key[0] > 0 and self.is_repaired:
+            repair(run, placement)
+
+
+def _rule(function: Callable[[Problem], Placement]) -> Callable[[Problem, Run], Placement]:
+    return lambda problem, _: function(problem)
+
+
+PLACERS: dict[str, Placer] = {
+    "auto": Auto(),
+    **{name: OneShot(_rule(rule), is_repaired=False) for name, rule in BASELINES.items()},
+    "m-topo": OneShot(_rule(m_topo)),
+    "m-etf": OneShot(_rule(m_etf)),
+    "m-sct": OneShot(_rule(m_sct)),
+    "heft": OneShot(_rule(heft)),
+    "peft": OneShot(_rule(peft)),
+    "contiguous": OneShot(lambda problem, run: contiguous_split(problem, run.evaluator.objective)),
+    "scotch": OneShot(lambda problem, run: scotch(problem, run.seed)),
+    "mincut": OneShot(lambda problem, run: mincut(problem, run.seed)),
+    "metis": OneShot(lambda problem, run: metis(problem, run.seed)),
+    "kahypar": OneShot(lambda problem, run: kahypar(problem, run.seed)),
+    **SEARCHES,
+}
+"""Every placer by its name. Baselines are as people place; what does not fit is told so."""
+
+
+SUMMARIES: dict[str, str] = {
+    "auto": "the default: everything quick, then annealing from the best of it",
+    "cpu-only": "everything on the CPU",
+    "one-gpu": "everything on one GPU",
+    "expert-paper": "the papers' human expert: LSTM layers in turn, other layers in blocks",
+    "expert-strong": "the best contiguous split of the layers by simulated time",
+    "m-topo": "fills one device after the other in topological order (Baechi)",
+    "m-etf": "earliest start first, memory-aware (Baechi)",
+    "m-sct": "earliest start with favourite children from a linear program (Baechi)",
+    "heft": "highest rank first, earliest finish, with insertion",
+    "peft": "like HEFT, looking ahead with a table of optimistic costs",
+    "contiguous": "the best contiguous split of the program order, by dynamic programming",
+    "scotch": "Scotch: balance and cut, on all devices (needs an extra)",
+    "mincut": "Scotch on the devices that are no CPUs: the papers' MinCut (needs an extra)",
+    "metis": "METIS: balance and cut (needs an extra)",
+    "kahypar": "Mt-KaHyPar: a tensor with many readers is one hyperedge (needs an extra)",
+    "random": "random devices for groups of ops",
+    "hill-climbing": "one group at a time to another device, while that helps",
+    "annealing": "simulated annealing over groups, coarse ones first",
+    "cross-entropy": "a distribution for each group, moved towards the best samples (Post)",
+}
+"""What each placer does, in a line."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Result:
+    """What `place` found."""
+
+    problem: Problem
+    candidate: Candidate
+    timeline: Timeline  # one simulated step
+    objective_s: float
+    bounds: Bounds
+    lower_bound_s: float
+    placer: str
+    seed: int
+    budget: Budget
+    samples: int
+    wall_s: float
+    history: tuple[Improvement, ...]
+    reason: str  # why the answer is what it is, or why nothing fits
+
+    @property
+    def placement(self) -> NDArray[np.int64]:
+        """Give the device of every op."""
+        return np.asarray(self.candidate.placement, dtype=np.int64)
+
+    @property
+    def makespan_s(self) -> float:
+        """Give the simulated time of one step."""
+        return self.timeline.makespan_s
+
+    @property
+    def is_feasible(self) -> bool:
+        """Tell whether it fits memory."""
+        return self.timeline.is_feasible
+
+    @property
+    def plan(self) -> Plan:
+        """Make a plan of it."""
+        return Plan.of(
+            self.timeline,
+            f"{self.problem.graph.name} on {self.problem.cluster.name} by {self.placer}",
+            lower_bound_s=self.lower_bound_s,
+            placer=self.placer,
+            seed=self.seed,
+            budget=str(self.budget),
+        )
+
+    def describe(self) -> dict[str, Any]:
+        """Tell the answer in plain values."""
+        names = self.problem.cluster.device_names
+        return {
+            "makespan_s": self.makespan_s,
+            "objective_s": self.objective_s,
+            "is_feasible": self.is_feasible,
+            "lower_bound_s": self.lower_bound_s,
+            "placer": self.placer,
+            "samples": self.samples,
+            "wall_s": self.wall_s,
+            "peak_bytes": dict(zip(names, self.timeline.peak_bytes.tolist(), strict=True)),
+            "reason": self.reason,
+            "seed": self.seed,
+            "budget": str(self.budget),
+        }
+
+    def save(self, folder: str | Path) -> None:
+        """
+        Save plan, timeline and history into a folder, each file whole or not at all.
+
+        Raises
+        ------
+        InputError
+            A file cannot be written.
+        """
+        try:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"`{folder}` cannot be made: {error.strerror}.") from None
+        self.plan.save(Path(folder) / "plan.json")
+        save_trace(self.timeline, Path(folder) / "timeline.json")
+        lines = [json.dumps(vars(entry)) for entry in self.history]
+        files.write(Path(folder) / "history.jsonl", "\n".join([*lines, ""]).encode())
+
+
+def place(
+    problem: Problem,
+    placer: str | Placer = "auto",
+    *,
+    budget: str | Budget | None = None,
+    budget_s: float | None = None,
+    objective: Objective = "latency",
+    overlap: bool = True,
+    seed: int = 0,
+    grouping: str | NDArray[np.int64] | None = None,
+    progress: Callable[[Run], None] | None = None,
+) -> Result:
+    """
+    Choose a device for every op.
+
+    Parameters
+    ----------
+    problem
+        What to place, where.
+    placer
+        A name from `PLACERS`, or a placer.
+    budget
+        ``"60s"``, ``"5000 samples"``, ``"60s, idle 10s"``; ten seconds if neither this nor
+        `budget_s` is given. Even a budget of zero gives an answer.
+    budget_s
+        The same, in seconds.
+    objective
+        ``"latency"``, or ``"throughput"``.
+    overlap
+        For throughput: computing and copying overlap.
+    seed
+        The same seed and number of samples give the same answer.
+    grouping
+        Ops to place together: a name from `placewright.grouping.GROUPINGS`, or the group of every
+        op. By default each placer has its own.
+    progress
+        Called after every batch of samples.
+
+    Raises
+    ------
+    InputError
+        There is no such placer, a budget cannot be read, or a library is missing.
+    """
+    chosen = _find(placer)
+    spend = budget_s if budget is None else budget
+    limits = _read_budget(spend)
+    run = Run(
+        problem,
+        SimulatedEvaluator(problem, objective, overlap),
+        seed,
+        limits,
+        progress,
+        _read_grouping(problem, grouping),
+        placer=placer if isinstance(placer, str) else type(placer).__name__,
+    )
+    with contextlib.suppress(KeyboardInterrupt):  # the best so far is the answer
+        chosen(run)
+    if run.best is None:
+        raise KeyboardInterrupt
+    wall_s, samples = run.wall_s, run.num_samples
+    bounds = lower_bounds(problem)
+    timeline = simulate(problem, run.best)
+    reason = explain(run)
+    if not timeline.is_feasible:
+        proof = why_nothing_fits(problem)
+        reason = f"Nothing fits: {proof}" if proof else "No placement that fits was found."
+    return Result(
+        problem=problem,
+        candidate=run.best,
+        timeline=timeline,
+        objective_s=run.key[1],
+        bounds=bounds,
+        lower_bound_s=bounds.best_s if objective == "latency" else bounds.load_ps / 1e12,
+        placer=run.placer.partition(":")[0],
+        seed=seed,
+        budget=limits,
+        samples=samples,
+        wall_s=wall_s,
+        history=tuple(run.history),
+        reason=reason,
+    )
+
+
+def _find(placer: str | Placer) -> Placer:
+    if not isinstance(placer, str):
+        return placer
+    if placer not in PLACERS:
+        raise InputError(f"There is no placer `{placer}`. There are: {', '.join(PLACERS)}.")
+    return PLACERS[placer]
+
+
+def _read_grouping(
+    problem: Problem, grouping: str | NDArray[np.int64] | None
+) -> NDArray[np.int64] | None:
+    if not isinstance(grouping, str):
+        return grouping
+    if grouping not in GROUPINGS:
+        raise InputError(f"There is no grouping `{grouping}`. There are: {', '.join(GROUPINGS)}.")
+    return GROUPINGS[grouping](problem)
+
+
+def _read_budget(budget: str | Budget | float | None) -> Budget:
+    if isinstance(budget, Budget):
+        return budget
+    if isinstance(budget, str):
+        return Budget.parse(budget)
+    return Budget(seconds=10.0 if budget is None else float(budget))

@@ -1,0 +1,201 @@
+"""`place`, its evaluator, repair, contiguous splits and what is said about the answer."""
+
+from __future__ import annotations
+
+import json
+from itertools import product
+
+import numpy as np
+import pytest
+
+from placewright.errors import InputError
+from placewright.evaluate import SimulatedEvaluator, step_load_s
+from placewright.graph import Graph
+from placewright.graph_file import Op, Output
+from placewright.grouping import layer_chunks
+from placewright.load import load_model, load_problem
+from placewright.placers.contiguous import contiguous_split
+from placewright.placers.groups import Units
+from placewright.placers.repair import repair, why_nothing_fits
+from placewright.placers.run import Budget, Run
+from placewright.placing import PLACERS, OneShot, place
+from placewright.plan import Plan
+from placewright.problem import Candidate, Problem
+from placewright.simulator import simulate, simulate_many
+from tests.test_placers import chain, cluster
+
+
+def all_placements(problem):
+    return np.array([*product(range(problem.num_devices), repeat=problem.num_ops)])
+
+
+def random_problem(seed, num_ops, num_devices):
+    random = np.random.default_rng(seed)
+    ops = []
+    for k in range(num_ops):
+        inputs = [f"o{j}" for j in range(k) if random.random() < 0.35]
+        size = int(random.integers(1, 4000))
+        work = float(random.integers(1, 50)) * 1e5
+        ops.append(Op(name=f"o{k}", inputs=inputs, flops=work, outputs=[size]))
+    return Problem(Graph.build("r", ops), cluster(num_devices))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_auto_finds_the_optimum_of_tiny_graphs(seed):
+    problem = random_problem(seed, 7 + seed % 3, 2 + seed % 2)
+    best = simulate_many(problem, all_placements(problem)).makespan_s.min()
+    assert place(problem, "auto", budget="100000 samples").makespan_s == pytest.approx(best)
+
+
+def test_the_load_of_a_step_is_worked_out_by_hand():
+    # Three ops of 1 ms on a GPU, 1,000 bytes between them: 1 us of latency and 1 us of copying.
+    problem = Problem(chain(3), cluster(3))
+    op_s = problem.costs.op_ps[0, 1] / 1e12
+    assert step_load_s(problem, [1, 1, 1]) == pytest.approx(3 * op_s)
+    assert step_load_s(problem, [1, 2, 1]) == pytest.approx(2 * op_s)
+    transfer_s = 2e-6
+    assert step_load_s(problem, [1, 2, 1], overlap=False) == pytest.approx(
+        2 * op_s + 2 * transfer_s
+    )
+    ops = [Op(name="a", outputs=[10**7]), Op(name="b", inputs=["a"], flops=1e6)]
+    wide = Problem(Graph.build("wide", ops), cluster(3))
+    assert step_load_s(wide, [1, 2]) == pytest.approx(1e-6 + 1e-2)  # the channel is the slowest
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("seed", range(6))
+def test_on_chains_the_split_is_the_best_contiguous_one_and_auto_the_optimum(seed, overlap):
+    random = np.random.default_rng(seed)
+    ops = [
+        Op(
+            name=f"o{k}",
+            inputs=[f"o{k - 1}"] if k else [],
+            flops=float(random.integers(1, 60)) * 1e5,
+            outputs=[int(random.integers(1, 3000))],
+        )
+        for k in range(8)
+    ]
+    problem = Problem(Graph.build("chain", ops), cluster(3, ["cuda", "cuda", "cuda"]))
+    rows = all_placements(problem)
+    loads = [step_load_s(problem, row, overlap) for row in rows]
+    is_contiguous = [len(set(row)) == 1 + np.count_nonzero(np.diff(row)) for row in rows]
+    least = min(load for load, is_one in zip(loads, is_contiguous, strict=True) if is_one)
+    found = contiguous_split(problem, "throughput", overlap=overlap)
+    assert step_load_s(problem, found, overlap) == pytest.approx(least)
+    result = place(problem, "auto", objective="throughput", overlap=overlap, budget="7000 samples")
+    assert result.objective_s == pytest.approx(min(loads))
+
+
+def test_throughput_is_never_worse_than_the_best_contiguous_split():
+    for model, testbed in (("tiny-gpt2", "k40x4"), ("tiny-nmt", "k40x2")):
+        problem = load_problem(load_model(model), testbed)
+        split = contiguous_split(problem, "throughput")
+        result = place(problem, "auto", objective="throughput", budget="1000 samples")
+        assert result.objective_s <= step_load_s(problem, split)
+        assert result.objective_s >= result.lower_bound_s
+
+
+def test_evaluators_count_samples_and_compare_feasibility_first():
+    problem = load_problem(load_model("tiny-gpt2"), "k40x2-tight")
+    evaluator = SimulatedEvaluator(problem)
+    rows = [np.full(problem.num_ops, d) for d in range(3)]
+    found = evaluator.evaluate([Candidate(row) for row in rows])
+    assert evaluator.num_samples == 3
+    assert found.best == 0  # the slow CPU fits, the GPUs do not
+    assert found.overflow_bytes[1] > 0
+    ordered = evaluator.evaluate([Candidate(rows[0], "program"), Candidate(rows[1], "program")])
+    assert ordered.objective_s[0] == simulate(problem, Candidate(rows[0], "program")).makespan_s
+
+
+def test_repair_makes_a_placement_fit():
+    problem = load_problem(load_model("tiny-llama"), "k40x4-tight")
+    run = Run(problem, SimulatedEvaluator(problem))
+    fixed = repair(run, np.full(problem.num_ops, 1))
+    assert simulate(problem, fixed).is_feasible
+    assert run.key[0] == 0
+
+
+def test_what_cannot_fit_is_proven():
+    weights = [
+        Op(name=f"w{k}", kind="param", outputs=[Output(600, persistent=True)]) for k in range(4)
+    ]
+    problem = Problem(Graph.build("large", weights), cluster(2, memory=1000))
+    assert "takes 2.34 KiB, and all devices together have 1.95 KiB" in why_nothing_fits(problem)
+    result = place(problem, "auto", budget="50 samples")
+    assert not result.is_feasible
+    assert result.reason.startswith("Nothing fits: What stays in memory")
+    one = Problem(Graph.build("op", [Op(name="big", outputs=[5000])]), cluster(2, memory=1000))
+    assert "Op `big` makes 4.88 KiB at once" in why_nothing_fits(one)
+    assert why_nothing_fits(Problem(chain(3), cluster(2))) is None
+
+
+def test_a_run_can_be_saved_and_its_plan_simulated(tmp_path):
+    problem = load_problem(load_model("tiny-gpt2"), "k40x2")
+    result = place(problem, "annealing", budget="200 samples", seed=3)
+    result.save(tmp_path / "run")
+    plan = Plan.load(tmp_path / "run" / "plan.json")
+    assert simulate(problem, plan.candidate(problem)).makespan_s == result.makespan_s
+    history = [
+        json.loads(line)
+        for line in (tmp_path / "run/history.jsonl").read_text().split("\n")
+        if line
+    ]
+    assert history[-1]["objective_s"] == result.objective_s
+    assert [h["objective_s"] for h in history] == sorted(
+        (h["objective_s"] for h in history), reverse=True
+    )
+    assert (tmp_path / "run" / "timeline.json").exists()
+    facts = result.describe()
+    assert {"makespan_s", "is_feasible", "lower_bound_s", "placer", "samples", "wall_s"} <= {*facts}
+
+
+def test_an_interrupt_gives_the_best_so_far():
+    problem = load_problem(load_model("tiny-gpt2"), "k40x2")
+
+    def interrupted(run):
+        run.offer([np.zeros(problem.num_ops, dtype=np.int64)])
+        raise KeyboardInterrupt
+
+    result = place(problem, interrupted)
+    assert set(result.placement) == {0}
+
+
+def test_groupings_can_be_used_by_every_kind_of_placer():
+    problem = load_problem(load_model("tiny-gpt2"), "k40x2")
+    for name in ("heft", "annealing", "cross-entropy"):
+        for grouping in ("colocated", "sole-consumer", "by-module", np.arange(problem.num_ops)):
+            result = place(problem, name, budget="60 samples", grouping=grouping)
+            problem.check(result.placement)
+    together = place(
+        problem, "random", budget="60 samples", grouping=np.zeros(problem.num_ops, int)
+    )
+    assert len(set(together.placement)) == 1
+    with pytest.raises(InputError, match="no grouping `nothing`"):
+        place(problem, "heft", grouping="nothing")
+
+
+def test_units_tell_placements_and_read_them_back():
+    problem = load_problem(load_model("tiny-nmt"), "k40x4")
+    random = np.random.default_rng(0)
+    units = Units.of(problem, layer_chunks(problem, 40))
+    devices = random.integers(0, problem.num_devices, units.num_groups)
+    placement = units.expand(devices)
+    problem.check(placement)
+    assert np.array_equal(units.read(placement), devices)
+    scattered = random.integers(0, problem.num_devices, problem.num_ops)
+    scattered[problem.colocation_members] = scattered[problem.colocation_leaders]
+    around = Units.around(problem, layer_chunks(problem, 40), scattered)
+    assert np.array_equal(around.expand(around.read(scattered)), scattered)
+
+
+def test_unknown_placers_are_told_the_known_ones():
+    problem = Problem(chain(3), cluster(2))
+    with pytest.raises(InputError, match=r"no placer `magic`\. There are: auto"):
+        place(problem, "magic")
+
+
+def test_a_placer_of_ones_own_is_a_function_of_a_run():
+    problem = Problem(chain(3), cluster(2))
+    mine = OneShot(lambda problem, run: np.zeros(problem.num_ops, dtype=np.int64))
+    assert place(problem, mine).placer == "OneShot"
+    assert place(problem, PLACERS["heft"], budget=Budget(samples=1)).is_feasible
