@@ -1,9 +1,9 @@
 """
-What placewright does today, in under two minutes: real models, captured and placed by hand.
+What placewright does today, in under two minutes: a real model, captured and placed.
 
 Run it with ``make demo``. It captures a translation model of the papers from PyTorch, places it as
-people do, on the papers' machine and on one with too little memory for one GPU, and writes a plan
-and a timeline of each placement to ``demo/``.
+people do and as `auto` does, on the papers' machine and on one with too little memory for one GPU,
+and writes a plan and a timeline of each placement to ``demo/``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from placewright.report.facts import describe_graph
 from placewright.report.terminal import table
 from placewright.units import format_bytes, format_count, format_time
 
-MODEL, CLUSTER = "nmt-4", "k40x4"
+MODEL, CLUSTER, BUDGET = "nmt-4", "k40x4", "15s"
 
 
 def placements(problem: pw.Problem) -> dict[str, np.ndarray]:
@@ -33,9 +33,9 @@ def placements(problem: pw.Problem) -> dict[str, np.ndarray]:
     scattered[problem.colocation_members] = random[problem.colocation_leaders]
     stored_on_cpu = graph.op_is_resident | (np.array(graph.op_phases) == "update")
     return {
+        "random": scattered,
         **{name: place(problem) for name, place in BASELINES.items()},
         "GPU, weights on CPU": np.where(stored_on_cpu, cpu, gpu),
-        "random": scattered,
     }
 
 
@@ -72,12 +72,12 @@ def main(folder: Path = Path("demo")) -> None:
         f" {len(rows) / spent:,.0f} placements a second on this machine.\n\n"
         "What to look at:\n"
         f"  placewright simulate {MODEL} --cluster {CLUSTER}"
-        f" --plan {folder}/expert-strong.plan.json\n"
+        f" --plan {folder}/auto.plan.json\n"
         "      says which ops and transfers make that step as long as it is;\n"
-        f"  {folder}/expert-strong.trace.json\n"
+        f"  {folder}/auto.trace.json\n"
         "      opens at https://ui.perfetto.dev and shows every op and transfer on its device;\n"
-        "  placewright inspect file.py:function --cluster laptop\n"
-        "      does the same for a PyTorch model of yours; see docs/models.md."
+        "  placewright place file.py:function --cluster laptop\n"
+        "      places a PyTorch model of yours; see docs/models.md and docs/placers.md."
     )
 
 
@@ -85,7 +85,8 @@ def show(console: Console, problem: pw.Problem, title: str, folder: Path | None 
     """Simulate every placement and show them in a table; write them to `folder`."""
     bound_s = pw.lower_bounds(problem).best_s
     shown = table(title, "placement", "step time", "over bound", "moved", "peak", "fits")
-    for name, placement in placements(problem).items():
+    found = pw.place(problem, budget=BUDGET)
+    for name, placement in {**placements(problem), "auto": found.placement}.items():
         timeline = pw.simulate(problem, placement)
         if folder is not None:
             stem = re.sub(r"\W+", "-", name.lower())
@@ -101,7 +102,10 @@ def show(console: Console, problem: pw.Problem, title: str, folder: Path | None 
             "yes" if timeline.is_feasible else "no",
         )
     console.print(shown)
-    console.print(f"No placement takes less than {format_time(bound_s)} (proven lower bound).")
+    console.print(
+        f"auto had {BUDGET}: {found.samples:,} simulated placements. {found.reason}\n"
+        f"No placement takes less than {format_time(bound_s)} (proven lower bound)."
+    )
 
 
 if __name__ == "__main__":

@@ -20,10 +20,12 @@ def test_the_demo_writes_plans_and_traces(monkeypatch, tmp_path, capsys):
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, spec.name, module)
     spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "BUDGET", "3s")
     module.main(tmp_path)
     printed = capsys.readouterr().out
     assert "proven lower bound" in printed
     assert "What to look at" in printed
-    plan = Plan.load(tmp_path / "expert-strong.plan.json")
+    plan, expert = (Plan.load(tmp_path / f"{name}.plan.json") for name in ("auto", "expert-strong"))
     assert plan.predicted.is_feasible
-    assert len(list(tmp_path.glob("*.trace.json"))) == 6
+    assert plan.predicted.makespan_s < expert.predicted.makespan_s
+    assert len(list(tmp_path.glob("*.trace.json"))) == 7

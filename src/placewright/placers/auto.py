@@ -7,6 +7,7 @@ splits. What does not fit is repaired. Then annealing over groups from the best 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import product
@@ -15,7 +16,13 @@ import numpy as np
 
 from placewright.errors import InputError
 from placewright.placers.contiguous import contiguous_split
-from placewright.placers.experts import accelerators, expert_paper, expert_strong, one_device
+from placewright.placers.experts import (
+    MAX_SPLITS,
+    accelerators,
+    expert_paper,
+    expert_strong,
+    one_device,
+)
 from placewright.placers.groups import Units
 from placewright.placers.list_scheduling import heft, m_etf, m_topo, peft
 from placewright.placers.partition import metis, mincut, scotch
@@ -24,6 +31,9 @@ from placewright.placers.run import Placement, Run
 from placewright.placers.search import Annealing
 from placewright.problem import Problem
 from placewright.units import format_time
+
+STRONG_SHARE = 0.5
+"""What share of a budget in seconds `expert_strong` may take, at a guess."""
 
 MAX_ENUMERATED = 20_000
 """Up to so many placements, all of them are tried."""
@@ -39,9 +49,10 @@ class Auto:
         """Place."""
         if _enumerate(run):
             return
-        for name, placement in _quick(run):
+        for name, way in _quick(run):
             run.placer = f"auto: {name}"
-            run.offer([placement])
+            with contextlib.suppress(InputError):  # no such device, or a library is missing
+                run.offer([way(run.problem)])
             if run.is_over:
                 return
         assert run.best is not None
@@ -73,10 +84,11 @@ def _enumerate(run: Run) -> bool:
     return True
 
 
-def _quick(run: Run) -> Iterator[tuple[str, Placement]]:
-    """Give the placements that take little to find, quickest first, each device alone before."""
+def _quick(run: Run) -> Iterator[tuple[str, Callable[[Problem], Placement]]]:
+    """List ways to place that take little time, each device alone first, the slowest last."""
     problem = run.problem
-    yield "one device", one_device(problem)
+    yield "one device", one_device
+    first_s = run.wall_s
     ways: dict[str, Callable[[Problem], Placement]] = {
         "contiguous": lambda p: contiguous_split(p, run.evaluator.objective),
         "expert-paper": expert_paper,
@@ -87,17 +99,20 @@ def _quick(run: Run) -> Iterator[tuple[str, Placement]]:
         "mincut": mincut,
         "scotch": scotch,
         "metis": metis,
-        "expert-strong": expert_strong,
     }
     for d, kind in enumerate(problem.cluster.device_kinds):
-        alone = np.full(problem.num_ops, d)
         if problem.allowed[:, d].all() and kind not in problem.cluster.device_kinds[:d]:
-            yield f"all on {problem.cluster.device_names[d]}", alone
-    for name, way in ways.items():
-        try:
-            yield name, way(problem)
-        except InputError:  # no such device, or a library that is not installed
-            continue
+            yield f"all on {problem.cluster.device_names[d]}", _alone(d)
+    yield from ways.items()
+    # It simulates hundreds of splits for each number of devices: not if that takes the budget.
+    seconds = run.budget.seconds
+    spends_s = first_s * MAX_SPLITS * problem.num_devices
+    if seconds is None or spends_s < STRONG_SHARE * seconds:
+        yield "expert-strong", expert_strong
+
+
+def _alone(device: int) -> Callable[[Problem], Placement]:
+    return lambda problem: np.full(problem.num_ops, device)
 
 
 def explain(run: Run) -> str:

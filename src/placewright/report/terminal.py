@@ -272,32 +272,30 @@ def show_result(result: Result) -> RenderableType:
 
 def show_comparison(rows: Sequence[Comparison], problem: Problem) -> RenderableType:
     """Show placers side by side, best first."""
-    made = table(
-        f"{problem.graph.name} on {problem.cluster.name}, simulated",
-        "placer",
-        "time",
-        "worst seed",
-        "planned in",
-        "balance",
-        "moved",
-        "devices",
-        "fits",
-    )
+    has_seeds = any(row.worst_s != row.best_s for row in rows)
+    columns = ["placer", "time", *["worst seed"] * has_seeds, "planned", "balance", "moved", "on"]
+    made = table(f"{problem.graph.name} on {problem.cluster.name}, simulated", *columns, "fits")
+    made.columns[0].no_wrap = True
     for row in rows:
         if row.objective_s is None:
-            made.add_row(row.placer, *[""] * 6, Text(row.problem.split(".")[0], style="dim"))
+            blanks = [""] * (len(columns) - 1)
+            made.add_row(row.placer, *blanks, Text(row.problem.split(".")[0], style="dim"))
             continue
         made.add_row(
             row.placer,
             format_time(row.objective_s),
-            "" if row.worst_s == row.best_s else format_time(row.worst_s or 0.0),
+            *([format_time(row.worst_s or 0.0)] * has_seeds),
             format_time(row.planning_s or 0.0),
             f"{row.balance:.2f}",
             format_bytes(row.cut_bytes or 0),
             str(row.num_devices),
             "yes" if row.is_feasible else Text("no", style="red"),
         )
-    return made
+    note = (
+        "balance: the busiest device over the mean of those used; moved: bytes between devices;"
+        " on: devices that compute."
+    )
+    return Group(made, Text(note))
 
 
 def show_clusters(clusters: Sequence[Cluster]) -> RenderableType:
