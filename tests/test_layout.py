@@ -90,7 +90,10 @@ MAY_IMPORT = {
     "placers._scotch": set(),
     "placers.partition": {"errors", "placers._scotch", "placers.experts", "problem"},
     "placers.repair": {"grouping", "placers.run", "problem", "units"},
-    "placers.search": {"evaluate", "grouping", "placers.experts", "placers.groups", "placers.run"},
+    "placers.search": {
+        "evaluate", "grouping", "placers.experts", "placers.groups", "placers.repair",
+        "placers.run",
+    },
     "placers.auto": {
         "errors", "placers.contiguous", "placers.experts", "placers.groups",
         "placers.list_scheduling", "placers.partition", "placers.repair", "placers.run",

@@ -115,6 +115,12 @@ def test_repair_makes_a_placement_fit():
     assert run.key[0] == 0
 
 
+@pytest.mark.parametrize("name", ["auto", "annealing", "cross-entropy", "hill-climbing"])
+def test_searches_find_the_only_device_that_fits(name):
+    problem = load_problem(load_model("tiny-nmt"), "k40x2", "1KiB")
+    assert place(problem, name, budget="100 samples").is_feasible
+
+
 def test_what_cannot_fit_is_proven():
     weights = [
         Op(name=f"w{k}", kind="param", outputs=[Output(600, persistent=True)]) for k in range(4)

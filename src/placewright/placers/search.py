@@ -17,6 +17,7 @@ from placewright.evaluate import Evaluations
 from placewright.grouping import layer_chunks
 from placewright.placers.experts import one_device
 from placewright.placers.groups import Units
+from placewright.placers.repair import repair
 from placewright.placers.run import Budget, Run
 
 Groups = NDArray[np.int64]  # [G] device of every group
@@ -24,12 +25,23 @@ Groups = NDArray[np.int64]  # [G] device of every group
 
 def _units(run: Run, num_groups: int) -> tuple[Units, Groups]:
     """Group ops, and begin at the run's best candidate, or with everything on one device."""
-    if run.best is None:
-        run.offer([one_device(run.problem)])
+    _begin(run)
     assert run.best is not None
     placement = np.asarray(run.best.placement)
     units = Units.around(run.problem, _grouping(run, num_groups), placement)
     return units, units.read(placement)
+
+
+def _begin(run: Run) -> None:
+    """Have a first candidate, one that fits if a device alone, or repair, gives one."""
+    problem = run.problem
+    if run.best is None:
+        run.offer([one_device(problem)])
+    able = np.flatnonzero(problem.allowed.all(axis=0))
+    if run.key[0] > 0 and able.size:
+        run.offer([np.full(problem.num_ops, d) for d in able])
+    if run.key[0] > 0 and run.best is not None:
+        repair(run, np.asarray(run.best.placement))
 
 
 def _grouping(run: Run, num_groups: int) -> NDArray[np.int64]:
@@ -203,9 +215,10 @@ class CrossEntropy:
         flat[flat.sum(axis=1) == 0] = 1.0
         flat /= flat.sum(axis=1, keepdims=True)
         chances = flat.copy()
-        if run.best is None:
-            run.offer([one_device(problem)])
-        else:
+        is_first = run.best is None
+        _begin(run)
+        assert run.best is not None
+        if not is_first:
             chances = 0.5 * chances
             chances[np.arange(units.num_groups), units.read(np.asarray(run.best.placement))] += 0.5
         while not run.is_over and _spent(run, self.default_samples) < 1:
