@@ -38,8 +38,11 @@ MAY_IMPORT = {
     "frontends._recorder": {"frontends._work"},
     "frontends._fold": {"frontends._recorder", "frontends._work", "graph", "graph_file"},
     "frontends._optimizers": {"errors"},
+    "frontends._explain": {"errors", "frontends._recorder"},
+    "frontends._modules": {"errors", "frontends._recorder"},
     "frontends.torch": {
-        "errors", "frontends._fold", "frontends._optimizers", "frontends._recorder", "graph",
+        "errors", "frontends._explain", "frontends._fold", "frontends._modules",
+        "frontends._optimizers", "frontends._recorder", "graph",
     },
     "frontends.exported": {"errors", "files", "frontends.torch"},
     "frontends.python_file": {"errors", "files"},

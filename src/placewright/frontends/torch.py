@@ -7,11 +7,6 @@ module computes and what the loss and the optimiser do with it.
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
-import logging
-import os
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -29,10 +24,11 @@ except ImportError:
     ) from None
 
 from torch import fx
-from torch._subclasses import fake_tensor
-from torch.utils import _pytree as pytree
+from torch._subclasses.fake_tensor import FakeTensorMode
 
+from placewright.frontends._explain import explained
 from placewright.frontends._fold import Entry, fold
+from placewright.frontends._modules import leaves_of, named_tensors, swap_leaves, swapped
 from placewright.frontends._optimizers import Updater, read_optimizer
 from placewright.frontends._recorder import Recorder, Tape, watch_modules
 
@@ -89,8 +85,8 @@ class Capture:
         kwargs: Mapping[str, Any] | None = None,
     ) -> list[torch.Tensor]:
         """List the arguments for `module`: real weights, fresh optimiser state, real inputs."""
-        tensors = dict(_named_tensors(module, "param")) | dict(_named_tensors(module, "buffer"))
-        fed = iter(_leaves(inputs) + _leaves(kwargs or {}) + _leaves(targets))
+        tensors = dict(named_tensors(module, "param")) | dict(named_tensors(module, "buffer"))
+        fed = iter(leaves_of(inputs) + leaves_of(kwargs or {}) + leaves_of(targets))
         made = []
         for entry in self._entries:
             if entry.kind == "input":
@@ -163,9 +159,9 @@ def capture(
     if not train and (loss is not None or optimizer is not None):
         raise InputError("`loss` and `optimizer` belong to a training step; pass `train=True`.")
     updater = None if optimizer is None else read_optimizer(optimizer, module)
-    fake = fake_tensor.FakeTensorMode()
+    fake = FakeTensorMode()
     recorder = Recorder(fake)
-    with _explained(recorder), _swapped(module, recorder) as fakes:
+    with explained(recorder), swapped(module, recorder) as fakes:
         step = _Step(module, recorder, fakes)
         with torch.set_grad_enabled(bool(train)), fake, recorder:
             with watch_modules(recorder, module):
@@ -196,7 +192,7 @@ class _Step:
         self.buffers: dict[str, torch.Tensor] = {}
         self._labels: set[str] = set()
         for kind, known in (("param", self.parameters), ("buffer", self.buffers)):
-            for name, tensor in _named_tensors(module, kind):
+            for name, tensor in named_tensors(module, kind):
                 known[name] = tensor
                 self._enter(name, kind, tensor)
         assert len(fakes) == len(self.entries)
@@ -226,7 +222,7 @@ class _Step:
             self._enter(f"{prefix}.{count - 1}", "input", twin, f"{prefix}_{count - 1}")
             return twin
 
-        return _swap(given, swap)
+        return swap_leaves(given, swap)
 
     def forward(self, inputs: Any, kwargs: dict[str, Any]) -> Any:
         """Trace the module's forward pass."""
@@ -235,7 +231,7 @@ class _Step:
         args, kwargs = self._feed((_as_tuple(inputs), kwargs), "input")
         result = self.module(*args, **kwargs)
         self.recorder.modules[:] = ["loss"]
-        self.outputs = [*{id(tensor): tensor for tensor in _leaves(result)}.values()]
+        self.outputs = [*{id(tensor): tensor for tensor in leaves_of(result)}.values()]
         if not self.outputs:
             raise InputError(
                 f"The module returned no tensor but a {type(result).__name__}. Let `forward` return"
@@ -245,7 +241,7 @@ class _Step:
 
     def keep_assigned_buffers(self) -> None:
         """Write what the module assigned to a buffer (``self.total = ...``) into the buffer."""
-        now = dict(_named_tensors(self.module, "buffer"))
+        now = dict(named_tensors(self.module, "buffer"))
         for name, old in self.buffers.items():
             new = now.get(name)
             if new is not None and new is not old and new.shape == old.shape:
@@ -267,7 +263,7 @@ class _Step:
         if loss is None:
             self.loss = next(iter(leaves.values()))
         else:
-            swapped = _swap(result, lambda t: leaves.get(id(t), t))
+            swapped = swap_leaves(result, lambda t: leaves.get(id(t), t))
             self.loss = loss(swapped, *_as_tuple(self._feed(targets, "target")))
         if not isinstance(self.loss, torch.Tensor):
             raise InputError(
@@ -359,92 +355,8 @@ class _Step:
         )
 
 
-def _named_tensors(module: torch.nn.Module, kind: str) -> Iterator[tuple[str, torch.Tensor]]:
-    """List a module's parameters or buffers by name, shared ones once, whatever class they have."""
-    seen: set[int] = set()
-    for prefix, part in module.named_modules():
-        for name, tensor in (part._parameters if kind == "param" else part._buffers).items():
-            if tensor is not None and id(tensor) not in seen:
-                seen.add(id(tensor))
-                yield (f"{prefix}.{name}" if prefix else name), tensor
-
-
-@contextlib.contextmanager
-def _swapped(module: torch.nn.Module, recorder: Recorder) -> Iterator[dict[int, torch.Tensor]]:
-    """
-    Give a module fake parameters and buffers for a while, then put everything back.
-
-    That includes plain attributes that it sets meanwhile: no cache may keep fake tensors.
-    """
-    fakes: dict[int, torch.Tensor] = {}
-    saved = []
-    for name, part in module.named_modules():
-        own = (part._parameters, part._buffers)
-        saved.append((part, dict(part.__dict__), [dict(held) for held in own]))
-        for held in own:
-            for key, tensor in held.items():
-                if torch.nn.parameter.is_lazy(tensor):
-                    raise InputError(
-                        f"Parameter `{f'{name}.{key}'.lstrip('.')}` has no shape yet. Run the"
-                        " module once before it is captured, as lazy modules need."
-                    )
-    try:
-        for part, _, _ in saved:
-            for held in (part._parameters, part._buffers):
-                for key, tensor in held.items():
-                    if tensor is None:
-                        continue
-                    if id(tensor) not in fakes:
-                        twin = recorder.twin(tensor).requires_grad_(tensor.requires_grad)
-                        for hook in (tensor._backward_hooks or {}).values():
-                            twin.register_hook(hook)
-                        fakes[id(tensor)] = twin
-                    held[key] = fakes[id(tensor)]
-        yield fakes
-    finally:
-        for part, attributes, tensors in saved:
-            part.__dict__.clear()
-            part.__dict__.update(attributes)
-            for held, before in zip((part._parameters, part._buffers), tensors, strict=True):
-                held.clear()
-                held.update(before)
-
-
 def _as_tuple(value: Any) -> tuple[Any, ...]:
     return tuple(value) if isinstance(value, (tuple, list)) else (value,)
-
-
-def _fields(value: Any) -> list[Any] | None:
-    """List what a dataclass holds that PyTorch does not know how to look into."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return [getattr(value, field.name) for field in dataclasses.fields(value)]
-    return None
-
-
-def _leaves(value: Any) -> list[torch.Tensor]:
-    """List the tensors in a structure."""
-    found: list[torch.Tensor] = []
-    for leaf in pytree.tree_leaves(value):
-        parts = _fields(leaf)
-        if isinstance(leaf, torch.Tensor):
-            found.append(leaf)
-        elif parts is not None:
-            found += _leaves(parts)
-    return found
-
-
-def _swap(value: Any, swap: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Replace the tensors in a structure."""
-
-    def swap_leaf(leaf: Any) -> Any:
-        if isinstance(leaf, torch.Tensor):
-            return swap(leaf)
-        if _fields(leaf) is not None:
-            names = [field.name for field in dataclasses.fields(leaf)]
-            return dataclasses.replace(leaf, **{n: _swap(getattr(leaf, n), swap) for n in names})
-        return leaf
-
-    return pytree.tree_map(swap_leaf, value)
 
 
 def _returned_loss(result: Any) -> torch.Tensor:
@@ -460,79 +372,3 @@ def _returned_loss(result: Any) -> torch.Tensor:
             " `.loss`). Pass `loss=`, a function of the outputs and `targets`."
         )
     return found
-
-
-@contextlib.contextmanager
-def _explained(recorder: Recorder) -> Iterator[None]:
-    """Turn what can go wrong while a module is traced into one sentence that names the place."""
-    noisy = logging.getLogger("torch._subclasses.fake_tensor")  # prints tracebacks of its own
-    was_disabled, noisy.disabled = noisy.disabled, True
-    try:
-        with _sentences(recorder):
-            yield
-    finally:
-        noisy.disabled = was_disabled
-
-
-@contextlib.contextmanager
-def _sentences(recorder: Recorder) -> Iterator[None]:
-    try:
-        yield
-    except InputError:
-        raise
-    except SystemExit as error:
-        what = f"ended the program with `sys.exit({error.code})`"
-        raise InputError(_sentence(error, what, "Take that out of the model.")) from None
-    except fake_tensor.DataDependentOutputException as error:
-        what, remedy = (
-            f"needs the value of a tensor (`{error.func}`), and a graph is captured before there"
-            " are any",
-            "Replace `.item()`, `bool(tensor)` or `if tensor:` by tensor arithmetic such as"
-            " `torch.where`, or pass the value in as a number.",
-        )
-        raise InputError(_sentence(error, what, remedy)) from None
-    except fake_tensor.DynamicOutputShapeException as error:
-        what, remedy = (
-            f"makes a tensor whose shape depends on values (`{error.func}`)",
-            "Use a form of fixed size: a mask with `torch.where`, `torch.topk`, or a padded batch.",
-        )
-        raise InputError(_sentence(error, what, remedy)) from None
-    except fake_tensor.UnsupportedOperatorException as error:
-        what, remedy = (
-            f"calls `{error.func}`, which says nothing about the shape of its result",
-            "Register that with `torch.library.register_fake`.",
-        )
-        raise InputError(_sentence(error, what, remedy)) from None
-    except Exception as error:
-        reason = " ".join(str(error).split()) or "no message"
-        if "fake impl" in reason:
-            what = (
-                f"calls `{recorder.last_target}`, which says nothing about the shape of its result"
-            )
-            remedy = "Register that with `torch.library.register_fake`."
-        elif "fake tensor" in reason.lower() or "FakeTensor" in reason or ".numpy()" in reason:
-            what = f"cannot run on tensors without values ({type(error).__name__}: {reason[:200]})"
-            remedy = (
-                "Keep to PyTorch ops: no `.numpy()`, no data pointers, no `.tolist()`; give custom"
-                " ops a `torch.library.register_fake`."
-            )
-        else:
-            what = f"raised {type(error).__name__}: {reason[:300]}"
-            remedy = (
-                "Check that the module runs on these inputs, and its loss on these targets; if it"
-                " does, PyTorch cannot run this op on fake tensors."
-            )
-        raise InputError(_sentence(error, what, remedy, recorder)) from None
-
-
-def _sentence(
-    error: BaseException, what: str, remedy: str, recorder: Recorder | None = None
-) -> str:
-    here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    skipped = (os.path.dirname(torch.__file__) + os.sep, os.path.join(here, "frontends") + os.sep)
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not os.path.abspath(frame.filename).startswith(skipped)]
-    place = f"`{own[-1].filename}`, line {own[-1].lineno}," if own else "The model"
-    if not own and recorder is not None and recorder.last_target is not None:
-        place = f"The model, at `{recorder.last_target}` in its {recorder.phase} pass,"
-    return f"{place} {what.rstrip('.')}. {remedy}"

@@ -38,6 +38,27 @@ def show_timeline(timeline: Timeline, bounds: Bounds, name: str) -> RenderableTy
     """Show one simulated step: the time and its bound, the devices, the critical path."""
     problem = timeline.problem
     cluster = problem.cluster
+    gap = timeline.makespan_s / bounds.best_s - 1 if bounds.best_ps else 0.0
+    lines = [
+        f"{problem.graph.name} on {cluster.name}, {name}, {timeline.candidate.discipline} order",
+        f"Simulated step time {format_time(timeline.makespan_s)};"
+        f" no placement takes less than {format_time(bounds.best_s)} (gap {gap:.1%}).",
+        f"{len(timeline.transfers):,} transfers move {format_bytes(timeline.moved_bytes)}.",
+    ]
+    if not timeline.is_feasible:
+        lines.append(
+            f"It does not fit: {format_bytes(timeline.overflow_bytes)} more memory is needed."
+        )
+    parts: list[RenderableType] = [Text("\n".join(lines)), _show_devices(timeline)]
+    if len(timeline.transfers):
+        parts.append(_show_channels(timeline))
+    parts.append(_show_critical_path(timeline))
+    return Group(*parts)
+
+
+def _show_devices(timeline: Timeline) -> RenderableType:
+    problem = timeline.problem
+    cluster = problem.cluster
     devices = table("Devices", "device", "ops", "busy", "peak memory", "of", "")
     counts = np.bincount(timeline.candidate.placement, minlength=problem.num_devices)
     for d, device in enumerate(cluster.device_names):
@@ -50,22 +71,7 @@ def show_timeline(timeline: Timeline, bounds: Bounds, name: str) -> RenderableTy
             format_bytes(cluster.memory_bytes[d]),
             "fits" if fits else Text("does not fit", style="red"),
         )
-    gap = timeline.makespan_s / bounds.best_s - 1 if bounds.best_ps else 0.0
-    lines = [
-        f"{problem.graph.name} on {cluster.name}, {name}, {timeline.candidate.discipline} order",
-        f"Simulated step time {format_time(timeline.makespan_s)};"
-        f" no placement takes less than {format_time(bounds.best_s)} (gap {gap:.1%}).",
-        f"{len(timeline.transfers):,} transfers move {format_bytes(timeline.moved_bytes)}.",
-    ]
-    if not timeline.is_feasible:
-        lines.append(
-            f"It does not fit: {format_bytes(timeline.overflow_bytes)} more memory is needed."
-        )
-    parts: list[RenderableType] = [Text("\n".join(lines)), devices]
-    if len(timeline.transfers):
-        parts.append(_show_channels(timeline))
-    parts.append(_show_critical_path(timeline))
-    return Group(*parts)
+    return devices
 
 
 def _show_channels(timeline: Timeline) -> RenderableType:
@@ -247,7 +253,7 @@ def show_result(result: Result) -> RenderableType:
     """Show what was found, how good it is, and why."""
     what = "time per step" if result.objective_s != result.makespan_s else "step time"
     gap = result.objective_s / result.lower_bound_s - 1 if result.lower_bound_s else 0.0
-    timeline, cluster = result.timeline, result.problem.cluster
+    cluster = result.problem.cluster
     lines = [
         f"{result.problem.graph.name} on {cluster.name}, placed by {result.placer}"
         f" ({result.samples:,} samples in {format_time(result.wall_s)})",
@@ -255,19 +261,7 @@ def show_result(result: Result) -> RenderableType:
         f" {format_time(result.lower_bound_s)} (gap {gap:.1%}).",
         f"Why: {result.reason}",
     ]
-    devices = table("Devices", "device", "ops", "busy", "peak memory", "of", "")
-    counts = np.bincount(result.placement, minlength=result.problem.num_devices)
-    for d, device in enumerate(cluster.device_names):
-        fits = timeline.peak_bytes[d] <= cluster.memory_bytes[d]
-        devices.add_row(
-            device,
-            f"{counts[d]:,}",
-            f"{timeline.device_utilisation[d]:.1%}",
-            format_bytes(timeline.peak_bytes[d]),
-            format_bytes(cluster.memory_bytes[d]),
-            "" if fits else Text("does not fit", style="red"),
-        )
-    return Group(Text("\n".join(lines)), devices)
+    return Group(Text("\n".join(lines)), _show_devices(result.timeline))
 
 
 def show_comparison(rows: Sequence[Comparison], problem: Problem) -> RenderableType:

@@ -27,6 +27,7 @@ class Recipe:
     paper_ops: int | None = None  # of the TensorFlow graph, in the Hierarchical Planner's paper
 
 
+_TINY = {"num_layers": 2, "width": 32, "num_heads": 4, "vocabulary": 60}
 _INCEPTION = "Inception-V3 (Szegedy et al., 2015), 299 pixels, float32, momentum"
 _RESNET = "ResNet-{} (He et al., 2015), 224 pixels, float32, momentum"
 _NMT = "{0} encoder and {0} decoder LSTM layers of 1,024, attention, 40 steps, batch 64, Adam"
@@ -141,13 +142,7 @@ RECIPES: dict[str, Recipe] = {
         {
             "batch": 2,
             "length": 8,
-            "sizes": {
-                "num_layers": 2,
-                "width": 32,
-                "num_heads": 4,
-                "vocabulary": 60,
-                "max_length": 16,
-            },
+            "sizes": {**_TINY, "max_length": 16},
         },
     ),
     "tiny-gpt2": Recipe(
@@ -156,13 +151,7 @@ RECIPES: dict[str, Recipe] = {
         {
             "batch": 2,
             "length": 8,
-            "sizes": {
-                "num_layers": 2,
-                "width": 32,
-                "num_heads": 4,
-                "vocabulary": 60,
-                "max_length": 16,
-            },
+            "sizes": {**_TINY, "max_length": 16},
         },
     ),
     "tiny-llama": Recipe(
@@ -171,13 +160,7 @@ RECIPES: dict[str, Recipe] = {
         {
             "batch": 2,
             "length": 8,
-            "sizes": {
-                "num_layers": 2,
-                "width": 32,
-                "num_heads": 4,
-                "inner": 48,
-                "vocabulary": 60,
-            },
+            "sizes": {**_TINY, "inner": 48},
         },
     ),
     "tiny-moe": Recipe(
@@ -186,14 +169,7 @@ RECIPES: dict[str, Recipe] = {
         {
             "batch": 2,
             "length": 8,
-            "sizes": {
-                "num_layers": 2,
-                "width": 32,
-                "num_heads": 4,
-                "inner": 48,
-                "vocabulary": 60,
-                "num_experts": 4,
-            },
+            "sizes": {**_TINY, "inner": 48, "num_experts": 4},
         },
     ),
 }
