@@ -194,6 +194,25 @@ def test_units_tell_placements_and_read_them_back():
     assert np.array_equal(around.expand(around.read(scattered)), scattered)
 
 
+def test_progress_tells_best_gap_and_speed():
+    import io
+
+    from rich.console import Console
+
+    from placewright.report import live
+
+    problem = load_problem(load_model("tiny-gpt2"), "k40x2")
+    for is_terminal in (True, False):
+        stream = io.StringIO()
+        console = Console(file=stream, force_terminal=is_terminal, width=120)
+        shown = live.Live(1e-4, console)
+        shown._said_s = -100.0  # long ago
+        place(problem, "random", budget="20 samples", progress=shown)
+        shown.close()
+        for words in ("best ", "gap ", "samples/s", "random"):
+            assert words in stream.getvalue()
+
+
 def test_unknown_placers_are_told_the_known_ones():
     problem = Problem(chain(3), cluster(2))
     with pytest.raises(InputError, match=r"no placer `magic`\. There are: auto"):

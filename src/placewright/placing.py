@@ -62,12 +62,17 @@ def _rule(function: Callable[[Problem], Placement]) -> Callable[[Problem, Run], 
     return lambda problem, _: function(problem)
 
 
+def _lp_seconds(run: Run) -> float:
+    """Give m-SCT's linear program half of the budget, or half a minute."""
+    return 30.0 if run.budget.seconds is None else max(run.budget.seconds / 2, 0.1)
+
+
 PLACERS: dict[str, Placer] = {
     "auto": Auto(),
     **{name: OneShot(_rule(rule), is_repaired=False) for name, rule in BASELINES.items()},
     "m-topo": OneShot(_rule(m_topo)),
     "m-etf": OneShot(_rule(m_etf)),
-    "m-sct": OneShot(_rule(m_sct)),
+    "m-sct": OneShot(lambda problem, run: m_sct(problem, _lp_seconds(run))),
     "heft": OneShot(_rule(heft)),
     "peft": OneShot(_rule(peft)),
     "contiguous": OneShot(lambda problem, run: contiguous_split(problem, run.evaluator.objective)),

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 import time
-from typing import TextIO
+
+from rich.console import Console
 
 from placewright.placers.run import Run
 from placewright.units import format_bytes, format_time
@@ -15,37 +15,36 @@ EVERY_S = {True: 0.1, False: 5.0}  # on a terminal, elsewhere
 class Live:
     """Shows the best so far, its gap to the bound, and samples a second, on standard error."""
 
-    def __init__(self, bound_s: float, stream: TextIO | None = None) -> None:
+    def __init__(self, bound_s: float, console: Console | None = None) -> None:
         self._bound_s = bound_s
-        self._stream = stream or sys.stderr
-        self._is_terminal = self._stream.isatty()
-        self._said_s = 0.0
-        self._began_s = time.perf_counter()
-        self._width = 0
+        self._console = console or Console(stderr=True, highlight=False, markup=False)
+        self._status = self._console.status("placing...")
+        self._said_s = time.perf_counter()
+        if self._console.is_terminal:
+            self._status.start()
 
     def __call__(self, run: Run) -> None:
         """Show where the run is, if it is time to."""
         now = time.perf_counter()
-        if now - max(self._said_s, self._began_s) < EVERY_S[self._is_terminal]:
+        if now - self._said_s < EVERY_S[self._console.is_terminal]:
             return
         self._said_s = now
+        words = self.describe(run)
+        if self._console.is_terminal:
+            self._status.update(words)
+        else:
+            self._console.print(words, soft_wrap=True)
+
+    def describe(self, run: Run) -> str:
+        """Tell where a run is in one line."""
         over, objective_s = run.key
         gap = objective_s / self._bound_s - 1 if self._bound_s else 0.0
         words = (
             f"{run.wall_s:6.1f} s  best {format_time(objective_s)}  gap {gap:.1%}"
             f"  {run.num_samples / max(run.wall_s, 1e-9):,.0f} samples/s  {run.placer}"
         )
-        if over:
-            words += f"  ({format_bytes(over)} too much)"
-        if self._is_terminal:
-            self._stream.write("\r" + words.ljust(self._width))
-            self._width = len(words)
-        else:
-            self._stream.write(words + "\n")
-        self._stream.flush()
+        return words + (f"  ({format_bytes(over)} too much)" if over else "")
 
     def close(self) -> None:
-        """Wipe the line."""
-        if self._is_terminal and self._width:
-            self._stream.write("\r" + " " * self._width + "\r")
-            self._stream.flush()
+        """Take the line away."""
+        self._status.stop()
