@@ -256,7 +256,7 @@ def show_result(result: Result) -> RenderableType:
     cluster = result.problem.cluster
     lines = [
         f"{result.problem.graph.name} on {cluster.name}, placed by {result.placer}"
-        f" ({result.samples:,} samples in {format_time(result.wall_s)})",
+        f" ({result.samples:,} simulated in {format_time(result.wall_s)})",
         f"Simulated {what} {format_time(result.objective_s)}; no placement takes less than"
         f" {format_time(result.lower_bound_s)} (gap {gap:.1%}).",
         f"Why: {result.reason}",
