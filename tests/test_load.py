@@ -8,7 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from placewright.errors import InputError
@@ -17,7 +16,7 @@ from placewright.load import load_model, load_problem, model_names, with_memory
 from placewright.placers.experts import one_gpu
 from placewright.problem import Problem
 from placewright.simulator import simulate
-from tests import tiny
+from tests.test_placers import chain, cluster
 
 torch = pytest.importorskip("torch")
 
@@ -274,8 +273,9 @@ def test_memory_that_cannot_be_read_is_refused():
     ):
         with pytest.raises(InputError, match=words):
             with_memory(problem, text)
-    cpu_only = tiny.chain()
-    assert np.all(cpu_only.cluster.memory_bytes > 0)
+    only_cpus = Problem(chain(3), cluster(2, ["cpu", "cpu"]))
+    with pytest.raises(InputError, match="has only CPUs, and `memory` is about other devices"):
+        with_memory(only_cpus, "60%")
 
 
 def test_the_cache_folder_follows_the_users_settings(monkeypatch, tmp_path):
