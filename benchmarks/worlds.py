@@ -35,6 +35,7 @@ def layered_problem(num_ops: int, num_devices: int = 4, seed: int = 0) -> Proble
         tensor_persistent=np.zeros(num_ops, dtype=np.bool_),
         tensor_keep=np.zeros(num_ops, dtype=np.bool_),
         tensor_base=np.full(num_ops, -1, dtype=np.int32),
+        tensor_shapes=(None,) * num_ops,
         use_tensor=(keys // num_ops).astype(np.int32),
         use_op=(keys % num_ops).astype(np.int32),
     )

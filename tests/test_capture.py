@@ -105,6 +105,53 @@ def test_updates_are_those_of_torch_optim_over_several_steps(name, make):
         assert torch.equal(ours, theirs)
 
 
+def shapes_of(graph):
+    return {graph.tensor_name(t): shape for t, shape in enumerate(graph.tensor_shapes)}
+
+
+def test_shapes_of_parameters_their_state_inputs_and_results_are_captured():
+    made = capture(nn.Linear(3, 5), torch.randn(2, 3))
+    assert shapes_of(made.graph) == {
+        "weight": (5, 3),
+        "weight:1": (5, 3),  # read by the forward pass
+        "bias": (5,),
+        "bias:1": (5,),
+        "input.0": (2, 3),
+        "addmm": (2, 5),
+    }
+    made = capture(
+        nn.Linear(3, 5), torch.randn(2, 3), train=True, loss=lambda y: y.sum(), optimizer="adam"
+    )
+    shapes = shapes_of(made.graph)
+    weight = [shapes[name] for name in ("weight", "weight:1", "weight:2", "weight:3", "weight:4")]
+    assert weight == [(5, 3), (5, 3), (5, 3), (), (5, 3)]  # itself, Adam's state, the alias
+    assert shapes["backward.mm"] == (5, 3)
+    assert shapes["loss.sum"] == ()
+
+
+def test_a_part_of_a_tensor_has_the_parts_shape_and_an_overwritten_one_its_own():
+    class Module(nn.Module):
+        def forward(self, x):
+            y = x.exp()
+            y[1:].mul_(2)
+            return y[:, 1].sin(), torch.zeros(4, 4)[1]
+
+    assert shapes_of(capture(Module(), torch.randn(3, 2)).graph) == {
+        "input.0": (3, 2),
+        "exp": (3, 2),
+        "mul_": (3, 2),  # all of `y`, of which it overwrites a part
+        "mul_:1": (3,),  # what `sin` reads of it
+        "sin": (3,),
+        "zeros": (4, 4),
+        "zeros:1": (4,),
+    }
+
+
+def test_a_shape_of_very_many_dimensions_is_left_unknown():
+    made = capture(nn.ReLU(), torch.randn([1] * 17))
+    assert made.graph.tensor_shapes == (None, None)
+
+
 class TwoLayers(nn.Module):
     def __init__(self):
         super().__init__()
@@ -196,7 +243,7 @@ def test_a_smaller_view_is_an_alias_and_an_equal_one_is_folded():
     ops = ops_of(capture(Cut(), torch.randn(6, 4)).graph)
     assert list(ops) == ["input.0", "clone", "exp", "add"]
     given = ops["input.0"].outputs
-    assert given[0] == 96
+    assert (given[0].bytes, given[0].alias_of) == (96, None)
     assert [(o.bytes, o.alias_of) for o in given[1:]] == [(48, "input.0"), (48, "input.0")]
     assert ops["clone"].inputs == ("input.0:1",)
     assert ops["exp"].inputs == ("input.0:2",)

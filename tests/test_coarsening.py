@@ -86,6 +86,18 @@ def test_inner_tensors_become_workspace():
     assert coarse.costs.op_ps.tolist() == [[30, 30]]
 
 
+def test_tensors_that_leave_a_group_keep_their_shapes():
+    problem = tiny.problem(
+        [
+            Op(name="a", outputs=[Output(8, shape=(2, 1))]),
+            Op(name="b", inputs=["a"], outputs=[Output(24, shape=(2, 3)), 4]),
+            Op(name="c", inputs=["b", "b:1"], outputs=[Output(4, keep=True, shape=())]),
+        ],
+        {},
+    )
+    assert coarsen(problem, [0, 0, 1]).problem.graph.tensor_shapes == ((2, 3), None, ())
+
+
 def test_parameters_of_a_group_become_an_op_beside_it():
     problem = tiny.problem(
         [

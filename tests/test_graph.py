@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -92,14 +93,39 @@ def test_describing_and_building_gives_the_graph_back(graph):
     assert_same(Graph.build(graph.name, graph.describe()), graph)
 
 
+def with_shapes(*outputs):
+    """The example, with other outputs of `x`."""
+    ops = [op | {"outputs": [*outputs]} if op["name"] == "x" else op for op in EXAMPLE["ops"]]
+    return EXAMPLE | {"ops": ops}
+
+
 @pytest.mark.parametrize("suffix", [".graph.json", ".graph.json.gz"])
-def test_saving_and_loading_gives_the_graph_back(tmp_path, suffix):
-    graph = load(tmp_path, EXAMPLE)
+@pytest.mark.parametrize("content", [EXAMPLE, with_shapes({"bytes": 1024, "shape": [64, 4]})])
+def test_saving_and_loading_gives_the_graph_back(tmp_path, content, suffix):
+    graph = load(tmp_path, content)
     path = tmp_path / f"again{suffix}"
     graph.save(path)
     assert (path.read_bytes()[:2] == b"\x1f\x8b") == suffix.endswith(".gz")
     assert_same(Graph.load(path), graph)
     assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
+
+
+def test_shapes_are_told_where_they_are_known(tmp_path):
+    outputs = [{"bytes": 1024, "shape": [64, 4]}, {"bytes": 4, "shape": []}, 8]
+    graph = load(tmp_path, with_shapes(*outputs))
+    assert [graph.tensor_name(t) for t in range(2, 6)] == ["x", "x:1", "x:2", "x:3"]
+    assert graph.tensor_shapes == (None, None, (64, 4), (), None, None, None)
+    graph.save(tmp_path / "m.graph.json")
+    told = json.loads((tmp_path / "m.graph.json").read_text())
+    assert told["version"] == 1
+    assert told["ops"][1]["outputs"] == outputs
+
+
+def test_an_empty_tensor_with_a_shape_is_no_control_dependency():
+    ops = [Op(name="a", outputs=[Output(0, shape=(0, 5))]), Op(name="b", inputs=["a"])]
+    graph = Graph.build("g", ops)
+    assert graph.describe()[1].inputs == ("a",)
+    assert_same(Graph.build("g", graph.describe()), graph)
 
 
 def test_the_order_of_the_file_is_kept_where_it_is_topological():
@@ -153,6 +179,15 @@ def test_the_fingerprint_is_of_structure_and_sizes_and_not_of_times():
         assert fingerprint(**change) != same, change
 
 
+def test_shapes_leave_the_fingerprint_as_it_was_before_there_were_any(tmp_path):
+    known = load(tmp_path, with_shapes({"bytes": 1024, "shape": [64, 4]}))
+    assert known.tensor_shapes[2] == (64, 4)
+    assert known.fingerprint == load(tmp_path, EXAMPLE).fingerprint
+    assert known.fingerprint == "7fb11678a5958da3e859a1f4062e9433e6f311c4b9b2b645abdf702b08b5ecbe"
+    golden = Graph.load(Path(__file__).parent / "golden" / "step.graph.json.gz")
+    assert golden.fingerprint == "9942e32136d2e6b48c7e1137855ce9d4995b2f193485775ead635478c807b12e"
+
+
 def op(**fields):
     return {"name": "a", **fields}
 
@@ -181,6 +216,17 @@ def op(**fields):
         ([op(outputs=[10**400])], "more than int64 can hold"),
         ([op(inputs=["a:" + "1" * 5000])], "there is no such op"),
         ([op(outputs=[1.5])], "expected `int | object`, got `float`"),
+        (
+            [op(outputs=[{"bytes": 8, "shape": [2, -1]}])],
+            "Tensor `a` has shape [2, -1]; expected whole numbers that are not negative",
+        ),
+        ([op(outputs=[{"bytes": 8, "shape": [2**63]}])], "and fit int64"),
+        (
+            [op(outputs=[8, {"bytes": 8, "shape": [1] * 17}])],
+            "Tensor `a:1` has 17 dimensions; expected at most 16.",
+        ),
+        ([op(outputs=[{"bytes": 8, "shape": [1.5]}])], "expected `int`, got `float`"),
+        ([op(outputs=[{"bytes": 8, "shape": 2}])], "expected `array | null`, got `int`"),
         ([op(flops=-1)], "has -1 flops"),
         ([op(bytes=-2)], "has -2 bytes"),
         ([op(workspace=-3)], "has -3 bytes of workspace"),
@@ -324,6 +370,9 @@ EXAMPLE_GRAPH = Graph.build(
         ({"op_names": ("a", "b", "a")}, "Two ops are named `a`"),
         ({"op_flops": np.array([0, np.nan, 0])}, "has nan flops"),
         ({"tensor_bytes": np.array([1])}, "Expected 2 entries in `tensor_bytes`"),
+        ({"tensor_shapes": (None,)}, "Expected 2 entries in `tensor_shapes`"),
+        ({"tensor_shapes": (None, (3, -2))}, "Tensor `b` has shape [3, -2]"),
+        ({"tensor_shapes": (None, (1.5,))}, "Tensor `b` has shape [1.5]"),
         ({"tensor_op": np.array([1, 0], np.int32)}, "not sorted"),
         ({"tensor_op": np.array([0, 9], np.int32)}, "not among the 3 ops"),
         ({"use_op": np.array([1], np.int32)}, "expected as many"),
@@ -363,8 +412,10 @@ def test_ops_made_in_code_are_checked_like_those_of_a_file(fields, words):
 
 
 def test_numbers_of_numpy_are_numbers():
-    graph = Graph.build("g", [Op(name="a", outputs=[np.int64(4)], flops=np.float32(2))])
-    assert graph.tensor_bytes.tolist() == [4]
+    outputs = [np.int64(4), Output(4, shape=(np.int64(2), 1))]
+    graph = Graph.build("g", [Op(name="a", outputs=outputs, flops=np.float32(2))])
+    assert graph.tensor_bytes.tolist() == [4, 4]
+    assert repr(graph.tensor_shapes) == "(None, (2, 1))"
 
 
 @pytest.mark.parametrize(

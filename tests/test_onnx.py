@@ -8,6 +8,7 @@ import pytest
 
 from placewright.errors import InputError
 from placewright.frontends.onnx import read_onnx, unpriced_kinds
+from placewright.graph_file import Output
 
 onnx = pytest.importorskip("onnx")
 
@@ -105,10 +106,16 @@ def test_a_layer_has_its_params_its_input_and_a_kept_output(read):
     gemm = ops["/fc/Gemm"]
     assert set(gemm.inputs) == {"x", "fc.weight:1", "fc.bias:1"}
     assert [(made.bytes, made.keep) for made in gemm.outputs] == [(40, True)]
+    assert capture.graph.tensor_shapes == ((2, 3), (5, 3), (5, 3), (5,), (5,), (2, 5))
     assert gemm.phase == "forward"
     assert gemm.dtype == "float32"
     assert gemm.flops == 2 * 2 * 5 * 3
     assert gemm.bytes == 24 + 60 + 20 + 40
+
+
+def test_a_shape_of_very_many_dimensions_is_left_unknown(read):
+    capture = read([make_node("Relu", ["x"], ["y"])], [tensor("x", *[1] * 17)], ["y"])
+    assert capture.graph.tensor_shapes == (None, None)
 
 
 def test_a_gemm_may_transpose_what_it_reads(read):
@@ -489,7 +496,7 @@ def test_outputs_are_kept_through_views_and_as_constants(read):
     assert set(ops) == {"x", "x2", "relu", "shape", "w"}
     assert ops["relu"].outputs[0].keep
     assert ops["x2"].outputs[0].keep
-    assert ops["x"].outputs[0] == 24
+    assert not ops["x"].outputs[0].keep
     assert (ops["shape"].kind, ops["shape"].outputs[0].bytes) == ("constant", 16)
     assert ops["w"].kind == "param"
 
@@ -611,7 +618,7 @@ def test_a_dimension_that_depends_on_values_can_be_given(read, refused):
     assert '{"found": 1}' in refused(nodes, [tensor("x", 2, 3)], ["y"], known=named)
     for dims, known in (({"at.1": 4}, []), ({"found": 4}, named)):
         capture = read(nodes, [tensor("x", 2, 3)], ["y"], dims=dims, known=known)
-        assert ops_of(capture)["find"].outputs[0] == 8 * 2 * 4
+        assert ops_of(capture)["find"].outputs == (Output(8 * 2 * 4, shape=(2, 4)),)
 
 
 @pytest.mark.parametrize("size", [-1, 1.5, "8", True, None])

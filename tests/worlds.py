@@ -80,7 +80,7 @@ def graphs(draw, max_ops=12):
 
 @st.composite
 def _param(draw, name):
-    outputs = [Output(draw(st.sampled_from(SIZES)), persistent=True)]
+    outputs = [Output(draw(st.sampled_from(SIZES)), persistent=True, shape=draw(_shape))]
     for k in range(draw(st.integers(0, 3))):
         size = draw(st.sampled_from(SIZES))
         if draw(st.booleans()):
@@ -91,6 +91,7 @@ def _param(draw, name):
     return Op(name=name, kind="param", outputs=outputs, colocate=draw(_colocation))
 
 
+_shape = st.sampled_from((None, None, (), (0,), (2, 3)))
 _colocation = st.sampled_from((None, None, None, None, "a", "b"))
 
 
@@ -106,7 +107,8 @@ def _op(draw, name, ops, tensors):
         bases = inputs + [f"{name}:{k}" for k in range(len(outputs))]
         alias = draw(st.sampled_from(bases)) if bases and draw(st.integers(0, 3)) == 0 else None
         size = draw(st.sampled_from(SIZES))
-        outputs.append(Output(size, keep=draw(st.integers(0, 4)) == 0, alias_of=alias))
+        keep = draw(st.integers(0, 4)) == 0
+        outputs.append(Output(size, keep=keep, alias_of=alias, shape=draw(_shape)))
     return Op(
         name=name,
         inputs=inputs,

@@ -215,6 +215,7 @@ def _coarse_graph(
         tensor_persistent=graph.tensor_persistent[kept],
         tensor_keep=graph.tensor_keep[kept],
         tensor_base=np.where(base >= 0, number[base], -1).astype(np.int32),
+        tensor_shapes=tuple(graph.tensor_shapes[t] for t in kept),
         use_tensor=(keys // count).astype(np.int32),
         use_op=(keys % count).astype(np.int32),
     )

@@ -20,7 +20,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placewright.errors import InputError
-from placewright.graph_file import Op, Output, check_ops, fields_of, read_ops, wire, write_ops
+from placewright.graph_file import (
+    MAX_DIMS,
+    Op,
+    Output,
+    check_ops,
+    fields_of,
+    read_ops,
+    wire,
+    write_ops,
+)
 
 IntArray: TypeAlias = NDArray[np.int64]
 IdArray: TypeAlias = NDArray[np.int32]
@@ -75,6 +84,7 @@ class Graph:
     tensor_persistent: BoolArray  # [T]
     tensor_keep: BoolArray  # [T]
     tensor_base: IdArray  # [T] the tensor it is an alias of, -1 for none
+    tensor_shapes: tuple[tuple[int, ...] | None, ...]  # [T] None: unknown
     use_tensor: IdArray  # [U]
     use_op: IdArray  # [U]
 
@@ -87,6 +97,7 @@ class Graph:
         _check_lengths(self)
         _check_ops(self)
         _check_tensors(self)
+        _check_shapes(self)
         _check_uses(self)
         _check_residents(self)
         _check_aliases(self)
@@ -132,7 +143,8 @@ class Graph:
         """
         Tell the graph op by op, so that `build` gives it back.
 
-        A zero-byte last output that someone reads is told as the control dependency that it is.
+        A zero-byte last output without a shape that someone reads is told as the control
+        dependency that it is.
         """
         is_control = _control_tensors(self)
         names = [self.tensor_name(t) for t in range(self.num_tensors)]
@@ -192,8 +204,8 @@ class Graph:
         Name the graph by its content: structure, names, kinds, sizes and constraints.
 
         What only changes how long things take (flops, bytes moved, measured times) or how they
-        are shown (graph name, module, phase, dtype) is left out, so that a plan outlives a new
-        measurement.
+        are shown (graph name, module, phase, dtype, shapes) is left out, so that a plan outlives
+        a new measurement.
         """
         digest = hashlib.sha256(b"placewright-graph-1")
         for words in (self.op_names, self.op_kinds, self.colocations):
@@ -298,6 +310,20 @@ def _check_tensors(graph: Graph) -> None:
             f"The sizes of graph `{graph.name}` add up to {total:.3g} bytes; expected less than"
             f" {MAX_TOTAL_BYTES:.3g}. Check that they are in bytes."
         )
+
+
+def _check_shapes(graph: Graph) -> None:
+    for shape in dict.fromkeys(graph.tensor_shapes):  # tensors are many, their shapes few
+        if shape is None:
+            continue
+        if len(shape) > MAX_DIMS:
+            what = f"{len(shape)} dimensions; expected at most {MAX_DIMS}."
+        elif not all(isinstance(size, int) and 0 <= size < 2**63 for size in shape):
+            what = f"shape {[*shape]}; expected whole numbers that are not negative and fit int64."
+        else:
+            continue
+        tensor = graph.tensor_shapes.index(shape)
+        raise InputError(f"Tensor `{graph.tensor_name(tensor)}` has {what}")
 
 
 def _check_uses(graph: Graph) -> None:
@@ -410,9 +436,10 @@ def _describe_output(graph: Graph, tensor: int, names: list[str]) -> int | Outpu
     persistent = bool(graph.tensor_persistent[tensor])
     keep = bool(graph.tensor_keep[tensor])
     base = int(graph.tensor_base[tensor])
-    if not persistent and not keep and base < 0:
+    shape = graph.tensor_shapes[tensor]
+    if not persistent and not keep and base < 0 and shape is None:
         return size
-    return Output(size, persistent, keep, None if base < 0 else names[base])
+    return Output(size, persistent, keep, None if base < 0 else names[base], shape)
 
 
 def _control_tensors(graph: Graph) -> BoolArray:
@@ -423,5 +450,6 @@ def _control_tensors(graph: Graph) -> BoolArray:
     is_base = np.zeros(graph.num_tensors, dtype=np.bool_)
     is_base[graph.tensor_base[graph.tensor_base >= 0]] = True
     plain = ~graph.tensor_persistent & ~graph.tensor_keep & (graph.tensor_base < 0) & ~is_base
+    plain &= np.array([shape is None for shape in graph.tensor_shapes], dtype=np.bool_)
     is_control: BoolArray = is_last & is_read & plain & (graph.tensor_bytes == 0)
     return is_control

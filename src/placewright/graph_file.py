@@ -8,8 +8,10 @@ with the lowest position first.
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -24,6 +26,9 @@ from placewright.errors import InputError
 Bytes = int
 Phase = Literal["forward", "backward", "update"]
 
+MAX_DIMS = 16
+"""What a tensor's shape may have; the shape of one with more is left unknown."""
+
 
 class Output(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, frozen=True, gc=False):
     """One tensor that an op makes."""
@@ -32,6 +37,7 @@ class Output(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, fro
     persistent: bool = False
     keep: bool = False
     alias_of: str | None = None
+    shape: tuple[int, ...] | None = None  # None: unknown
 
 
 class Op(
@@ -82,8 +88,21 @@ def read_ops(path: str | Path) -> tuple[str, list[Op]]:
     InputError
         The file cannot be read or is not a graph file.
     """
-    file = files.read_json(path, _File, "graph file")
+    with _collecting_later():
+        file = files.read_json(path, _File, "graph file")
     return file.name, file.ops
+
+
+@contextlib.contextmanager
+def _collecting_later() -> Iterator[None]:
+    """Pause the garbage collector, which hundreds of thousands of lists and shapes set off."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def check_ops(ops: Iterable[Op]) -> list[Op]:
@@ -294,6 +313,7 @@ def fields_of(wiring: Wiring) -> dict[str, Any]:
         "tensor_persistent": np.array([output.persistent for output in outputs], dtype=np.bool_),
         "tensor_keep": np.array([output.keep for output in outputs], dtype=np.bool_),
         "tensor_base": np.array(wiring.bases, dtype=np.int32),
+        "tensor_shapes": tuple(output.shape for output in outputs),
         "use_tensor": wiring.uses[:, 0].astype(np.int32),
         "use_op": wiring.uses[:, 1].astype(np.int32),
     }

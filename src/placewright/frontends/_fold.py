@@ -23,12 +23,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+import msgspec
 from torch import fx
 
 from placewright.frontends._recorder import Call, Storage, Value
 from placewright.frontends._work import CREATORS, moved_bytes, name_of
 from placewright.graph import Graph
-from placewright.graph_file import Op, Output, Phase
+from placewright.graph_file import MAX_DIMS, Op, Output, Phase
 
 REMAKE_BYTES = 64 * 1024
 """A tensor made out of nothing, of up to so many bytes, is made again by each of its readers."""
@@ -86,6 +87,25 @@ def _spell(ref: _Ref) -> str:
     return draft.name if output == 0 else f"{draft.name}:{output}"
 
 
+def _alias(ref: _Ref) -> Output:
+    """Make an alias of all of a tensor."""
+    draft, output = ref
+    made = draft.outputs[output]
+    return Output(made.bytes, alias_of=_spell(ref), shape=made.shape)
+
+
+def _shape_of(value: Value) -> tuple[int, ...] | None:
+    shape: tuple[int, ...] = value.node.meta["tensor"][0]
+    return shape if len(shape) <= MAX_DIMS else None
+
+
+def _output(value: Value) -> Output:
+    """Make a tensor that is all of a storage, of which `value` may be a part."""
+    while value.parent is not None:
+        value = value.parent
+    return Output(value.storage.bytes, shape=_shape_of(value))
+
+
 @dataclass(eq=False)
 class _Held:
     """Where the current content of a storage is."""
@@ -127,7 +147,8 @@ class _Folder:
             draft.is_resident = entry.kind != "input"
             if entry.kind == "param":
                 self._parameters[entry.name] = draft
-        ref = draft.add_output(Output(size, persistent=draft.is_resident), node)
+        shape = _shape_of(entry.value)
+        ref = draft.add_output(Output(size, persistent=draft.is_resident, shape=shape), node)
         resident = draft if draft.is_resident else None
         self._held[entry.value.storage] = _Held(ref, resident=resident)
 
@@ -191,9 +212,8 @@ class _Folder:
             self._draft_call(held.maker, name_of(held.maker.target), [value])
             held = self._held[value.storage]
         draft, output = self._ref(value, held, False)
-        old = draft.outputs[output]
         if not draft.is_resident:
-            draft.outputs[output] = Output(old.bytes, keep=True, alias_of=old.alias_of)
+            draft.outputs[output] = msgspec.structs.replace(draft.outputs[output], keep=True)
 
     def _draft_call(self, call: Call, name: str, made: list[Value]) -> None:
         draft = self._draft_of(call, name)
@@ -211,7 +231,7 @@ class _Folder:
             if call.parameter is not None:  # lives inside the update
                 draft.workspace += value.storage.bytes
                 continue
-            ref = draft.add_output(Output(value.storage.bytes), value.node.name)
+            ref = draft.add_output(_output(value), value.node.name)
             self._held[value.storage] = _Held(ref)
         sizes = [min(value.bytes, value.storage.bytes) for value in reads]
         moved = moved_bytes(
@@ -264,8 +284,8 @@ class _Folder:
             writer, node = held.writer
             if writer is draft:
                 return
-            output = Output(value.storage.bytes, alias_of=_spell(held.ref))
-            held.ref, held.writer, held.aliases = writer.add_output(output, node), None, {}
+            ref = writer.add_output(_alias(held.ref), node)
+            held.ref, held.writer, held.aliases = ref, None, {}
         draft.inputs[self._ref(value, held, draft.phase == "forward")] = None
         held.readers[draft] = None
 
@@ -283,9 +303,11 @@ class _Folder:
             return held.ref
         key = (None if view is None else view.node, draft.is_resident and is_forward)
         if key not in held.aliases:
-            size = value.storage.bytes if view is None else view.bytes
-            node = draft.output_nodes[output] if view is None else view.node.name
-            alias = Output(size, alias_of=_spell(held.ref))
+            if view is None:
+                alias, node = _alias(held.ref), draft.output_nodes[output]
+            else:
+                alias = Output(view.bytes, alias_of=_spell(held.ref), shape=_shape_of(view))
+                node = view.node.name
             held.aliases[key] = draft.add_output(alias, node)
         return held.aliases[key]
 
@@ -293,10 +315,9 @@ class _Folder:
         held = self._held.get(value.storage)
         if held is None or (held.ref is not None and held.ref[0] is draft):
             return
-        size = value.storage.bytes
         if held.ref is None:  # made here and now
-            draft.bytes += size
-            self._held[value.storage] = _Held(draft.add_output(Output(size), value.node.name))
+            draft.bytes += value.storage.bytes
+            self._held[value.storage] = _Held(draft.add_output(_output(value), value.node.name))
             return
         for reader in held.readers:
             if reader is not draft:
@@ -309,7 +330,7 @@ class _Folder:
             held.writer, held.readers = (draft, value.node.name), {}
             return
         draft.inputs[held.ref] = None
-        ref = draft.add_output(Output(size, alias_of=_spell(held.ref)), value.node.name)
+        ref = draft.add_output(_alias(held.ref), value.node.name)
         self._held[value.storage] = _Held(ref)
 
     def _root(self, draft: _Draft) -> _Draft:

@@ -24,7 +24,14 @@ from typing import TYPE_CHECKING
 
 from placewright.errors import InputError
 from placewright.frontends._onnx_file import load_proto, take_apart
-from placewright.frontends._onnx_model import Source, describe, kind_of, sentence, standard_name
+from placewright.frontends._onnx_model import (
+    Source,
+    Type,
+    describe,
+    kind_of,
+    sentence,
+    standard_name,
+)
 from placewright.frontends._onnx_shapes import VIEWS, Shapes
 from placewright.frontends._onnx_work import (
     PRICED,
@@ -35,7 +42,7 @@ from placewright.frontends._onnx_work import (
     dtype_of,
 )
 from placewright.graph import Graph
-from placewright.graph_file import Op, Output
+from placewright.graph_file import MAX_DIMS, Op, Output
 
 if TYPE_CHECKING:
     import onnx
@@ -114,7 +121,8 @@ class _Folder:
             held = self.source.types[value.name]
             op = self._claim(value.name)
             self._refs[value.name] = op
-            outputs = (Output(held.bytes, keep=value.name in self._kept),)
+            keep = value.name in self._kept
+            outputs = (Output(held.bytes, keep=keep, shape=_shape_of(held)),)
             self._entries.append(Op(name=op, kind="input", dtype=held.dtype, outputs=outputs))
         ops = [self._op(node) for node in self._nodes]
         for tensor in self.source.outputs:  # some may be constants that no op reads
@@ -164,7 +172,7 @@ class _Folder:
             dtype=dtype_of(call),
             inputs=tuple(dict.fromkeys(self._ref(tensor, module) for tensor in call.data)),
             outputs=tuple(
-                Output(made.bytes, keep=tensor in self._kept)
+                Output(made.bytes, keep=tensor in self._kept, shape=_shape_of(made))
                 for tensor, made in zip(tensors, call.made, strict=True)
             ),
             flops=float(count_flops(call)),
@@ -175,14 +183,17 @@ class _Folder:
         """Spell what a reader of `tensor` reads. A resident's op is made for its first reader."""
         tensor = self._origin(tensor)
         if tensor not in self._refs:
-            held = self.source.residents[tensor]
-            name = self._claim(held.label)
+            held, seen = self.source.residents[tensor], self.source.types[tensor]
+            name, shape = self._claim(held.label), _shape_of(seen)
             op = Op(
                 name=name,
                 kind=held.kind,
                 module=_scope(held.label) or module,
-                dtype=self.source.types[tensor].dtype,
-                outputs=(Output(held.bytes, persistent=True), Output(held.bytes, alias_of=name)),
+                dtype=seen.dtype,
+                outputs=(
+                    Output(held.bytes, persistent=True, shape=shape),
+                    Output(held.bytes, alias_of=name, shape=shape),
+                ),
             )
             self._entries.append(op)
             self._refs[tensor] = f"{name}:1"
@@ -199,6 +210,10 @@ class _Folder:
         self._taken[stem] = number
         self._taken.setdefault(name, 1)
         return name
+
+
+def _shape_of(held: Type) -> tuple[int, ...] | None:
+    return held.shape if len(held.shape) <= MAX_DIMS else None
 
 
 def _moves_nothing(call: Call) -> bool:
