@@ -11,31 +11,16 @@ import sys
 from dataclasses import dataclass
 
 from benchmarks.figures import Figure
+from placewright.bench.testbeds import K40, K80, Testbed
 from placewright.load import load_model, load_problem
 from placewright.placing import place
 
-PAIRS = (
-    ("inception-v3-b1", "k40x2"),
-    ("resnet-152-b32", "k40x2"),
-    ("rnnlm", "k40x2"),
-    ("nmt-2", "k40x2"),
-    ("nmt-4", "k40x4"),
-    ("nmt-8", "k40x8"),
-    ("rnnlm", "k80x2"),
-    ("rnnlm", "k80x4"),
-    ("nmt-2", "k80x2"),
-    ("nmt-2", "k80x4"),
-    ("inception-v3", "k80x2"),
-    ("inception-v3", "k80x4"),
-)
 GAP = 0.05
 """Where the expert is farther than this from the lower bound, `auto` should be faster."""
 
 
 @dataclass(frozen=True)
 class Row:
-    model: str
-    cluster: str
     bound_s: float
     expert_s: float
     expert_fits: bool
@@ -53,13 +38,11 @@ class Row:
         return near or not self.expert_fits or self.auto_s < self.expert_s
 
 
-def _row(model: str, cluster: str, seconds: float) -> Row:
-    problem = load_problem(load_model(model), cluster)
+def _row(bed: Testbed, seconds: float) -> Row:
+    problem = load_problem(load_model(bed.model), bed.cluster)
     expert = place(problem, "expert-strong")
     found = place(problem, "auto", budget_s=seconds)
     return Row(
-        model,
-        cluster,
         found.lower_bound_s,
         expert.makespan_s,
         expert.is_feasible,
@@ -73,11 +56,11 @@ def _row(model: str, cluster: str, seconds: float) -> Row:
 def run() -> list[Figure]:
     """Compare on every pair, plain and tight."""
     figures = []
-    for model, cluster in PAIRS:
-        for name in (cluster, f"{cluster}-tight"):
-            row = _row(model, name, 10.0)
+    for plain in (*K40, *K80):
+        for bed in (plain, plain.tight):
+            row = _row(bed, 10.0)
             ratio = row.auto_s / row.expert_s
-            label = f"{model} on {name}: auto over expert-strong"
+            label = f"{bed.model} on {bed.cluster}: auto over expert-strong"
             target = 1.0 if row.expert_fits and row.expert_s > (1 + GAP) * row.bound_s else None
             figures.append(Figure(label, ratio, "x", target, True))
     return figures
@@ -87,17 +70,17 @@ def main(seconds: float) -> None:
     """Print the table, in Markdown, as it is measured."""
     print("| model | testbed | bound s | expert-strong s | auto s | over expert | gap | by | |")
     print("|---|---|---|---|---|---|---|---|---|")
-    for suffix in ("", "-tight"):
-        for model, cluster in PAIRS:
-            row = _row(model, cluster + suffix, seconds)
-            expert = f"{row.expert_s:.4f}" + ("" if row.expert_fits else " (does not fit)")
-            ours = f"{row.auto_s:.4f}" + ("" if row.auto_fits else " (does not fit)")
-            print(
-                f"| {model} | {row.cluster} | {row.bound_s:.4f} | {expert} | {ours}"
-                f" | {row.auto_s / row.expert_s:.2f} | {row.auto_s / row.bound_s - 1:.0%}"
-                f" | {row.how} | {'met' if row.is_met else 'missed'} |",
-                flush=True,
-            )
+    plain = (*K40, *K80)
+    for bed in (*plain, *(each.tight for each in plain)):
+        row = _row(bed, seconds)
+        expert = f"{row.expert_s:.4f}" + ("" if row.expert_fits else " (does not fit)")
+        ours = f"{row.auto_s:.4f}" + ("" if row.auto_fits else " (does not fit)")
+        print(
+            f"| {bed.model} | {bed.cluster} | {row.bound_s:.4f} | {expert} | {ours}"
+            f" | {row.auto_s / row.expert_s:.2f} | {row.auto_s / row.bound_s - 1:.0%}"
+            f" | {row.how} | {'met' if row.is_met else 'missed'} |",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

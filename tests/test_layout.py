@@ -105,10 +105,33 @@ MAY_IMPORT = {
     "placing": {
         "bounds", "coarsening", "errors", "evaluate", "files", "grouping", "placers.auto",
         "placers.contiguous", "placers.experts", "placers.list_scheduling", "placers.partition",
-        "placers.repair", "placers.run", "placers.search", "plan", "problem", "simulator",
-        "timeline", "trace",
+        "placers.repair", "placers.run", "placers.search", "plan", "policies.learned", "problem",
+        "simulator", "timeline", "trace",
     },
-    "comparing": {"errors", "evaluate", "placing", "problem"},
+    "comparing": {"errors", "evaluate", "placing", "policies.learned", "problem"},
+    "policies": {"policies.learned", "policies.settings"},
+    "policies._kernels": set(),
+    "policies.rewards": {"evaluate"},
+    "policies.settings": {"errors", "policies.rewards"},
+    "policies.learned": {
+        "errors", "placers.run", "policies.colocrl", "policies.hierarchical", "policies.settings",
+    },
+    "policies.features": {"graph", "policies._kernels", "problem"},
+    "policies.seq2seq": {"policies._kernels"},
+    "policies.checkpoint": {"errors", "files", "placers.run", "problem"},
+    "policies.training": {
+        "errors", "placers.run", "policies.checkpoint", "policies.rewards", "policies.seq2seq",
+        "policies.settings",
+    },
+    "policies.colocrl": {
+        "grouping", "placers.groups", "placers.run", "policies._kernels", "policies.features",
+        "policies.seq2seq", "policies.settings", "policies.training", "problem",
+    },
+    "policies.hierarchical": {
+        "grouping", "grouping.layers", "placers.experts", "placers.run", "policies._kernels",
+        "policies.features", "policies.seq2seq", "policies.settings", "policies.training",
+        "problem", "simulator",
+    },
     "load": {
         "errors", "files", "graph", "cluster", "units", "problem", "simulator", "placers.experts",
         "frontends._cache", "frontends.exported", "frontends.onnx", "frontends.python_file",
@@ -116,17 +139,49 @@ MAY_IMPORT = {
     },
     "report": set(),
     "report.facts": {"graph"},
+    "report._figure": {"errors", "files", "graph"},
+    "report._grid": {"graph", "grouping.layers"},
+    "report.named": {"errors", "graph"},
+    "report.drawing": {"errors", "graph", "report._figure", "report._grid", "units"},
+    "report.curves": {"errors", "files", "graph", "report._figure", "units"},
     "report.terminal": {
         "bounds", "cluster", "comparing", "costs", "graph", "placing", "problem", "report.facts",
         "timeline", "units",
     },
     "report.live": {"placers.run", "units"},
+    "bench": set(),
+    "bench.published": set(),
+    "bench.testbeds": {"bench.published", "errors"},
+    "bench.cells": {"errors", "files"},
+    "bench.worker": {
+        "__version__", "bench.cells", "errors", "files", "load", "placers.run", "placing",
+        "policies", "simulator",
+    },
+    "bench.pool": {"bench.cells", "bench.worker", "errors", "placers.run"},
+    "bench.summary": {"bench.cells", "units"},
+    "bench.tables": {"errors", "files", "report.terminal"},
+    "bench.table1": {
+        "bench.cells", "bench.published", "bench.summary", "bench.tables", "bench.testbeds",
+        "placers.experts",
+    },
+    "bench.table2": {
+        "bench.cells", "bench.published", "bench.summary", "bench.tables", "bench.testbeds",
+        "placers.run",
+    },
+    "bench.ablations": {
+        "bench.cells", "bench.summary", "bench.tables", "bench.testbeds", "bench.worker",
+    },
+    "bench.running": {
+        "bench", "bench.ablations", "bench.cells", "bench.pool", "bench.table1", "bench.table2",
+        "bench.tables", "bench.testbeds", "errors", "placers.experts", "placers.run", "units",
+    },
     "__version__": set(),
     "cli": {
-        "__version__", "bounds", "cluster", "comparing", "errors", "frontends._cache",
-        "frontends.onnx", "graph", "load", "placers.experts", "placers.run", "placing", "plan",
-        "problem", "report.facts", "report.live", "report.terminal", "simulator", "timeline",
-        "trace", "zoo",
+        "__version__", "bench.cells", "bench.pool", "bench.running", "bench.tables", "bounds",
+        "cluster", "comparing", "errors", "frontends._cache", "frontends.onnx", "graph", "load",
+        "placers.experts", "placers.run", "placing", "plan", "problem", "report._figure",
+        "report.curves", "report.drawing", "report.facts", "report.live", "report.named",
+        "report.terminal", "simulator", "timeline", "trace", "units", "zoo",
     },
 }  # fmt: skip
 
@@ -188,9 +243,11 @@ def loaded_after(code):
 
 def test_importing_the_package_loads_nothing_heavy():
     assert loaded_after("import placewright").isdisjoint(
-        {"numpy", "numba", "torch", "scipy", "rich", "typer"}
+        {"numpy", "numba", "torch", "scipy", "rich", "typer", "matplotlib"}
     )
-    assert loaded_after("import placewright.cli").isdisjoint({"numpy", "numba", "torch", "scipy"})
+    assert loaded_after("import placewright.cli").isdisjoint(
+        {"numpy", "numba", "torch", "scipy", "matplotlib"}
+    )
 
 
 def test_public_names_resolve_and_have_docstrings():

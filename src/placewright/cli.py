@@ -326,12 +326,131 @@ def compare(
 
         problem = load_problem(_load(model, dim), cluster, memory)
         _warm_up(problem)
-        names = None if placers is None else [name.strip() for name in placers.split(",")]
-        rows = compare_placers(problem, names, budget, objective.value, seeds, _say_unless(as_json))
+        names, say = _words(placers), _say_unless(as_json)
+        rows = compare_placers(problem, names, budget, objective.value, seeds, say)
         if as_json:
             _print_json([vars(row) for row in rows])
         else:
             _print(show_comparison(rows, problem))
+
+
+class BenchName(str, Enum):
+    """The benches, as `placewright.bench.running` names them."""
+
+    table1 = "table1"
+    table2 = "table2"
+    ablations = "ablations"
+
+
+@app.command()
+def bench(
+    name: Annotated[
+        BenchName,
+        typer.Argument(
+            help="`table1`: all placers on the papers' testbeds; `table2`: learned against random"
+            " groupings; `ablations`: learned placers, one option at a time.",
+            show_default=False,
+        ),
+    ],
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Little budget and few seeds: to see that it works.")
+    ] = False,
+    out: Annotated[
+        Optional[Path],
+        typer.Option(
+            help="The folder of `cells.jsonl`; what is in it is not run again."
+            "  [default: bench-NAME]",
+            show_default=False,
+        ),
+    ] = None,
+    budget: Annotated[
+        Optional[str],
+        typer.Option(help="Instead of the bench's own: `600s`, `5000 samples`, or both."),
+    ] = None,
+    seeds: Annotated[
+        Optional[int], typer.Option(min=1, help="Instead of the bench's own number of seeds.")
+    ] = None,
+    only: Annotated[
+        Optional[str], typer.Option(metavar="MODEL,...", help="Only these models.")
+    ] = None,
+    clusters: Annotated[
+        Optional[str],
+        typer.Option(
+            metavar="CLUSTER,...",
+            help="Only these: `k40x2`, all `k40` or `k40-tight`, or all that are `tight`.",
+        ),
+    ] = None,
+    placers: Annotated[
+        Optional[str],
+        typer.Option(metavar="PLACER,...", help="Run only these; tables show all that is there."),
+    ] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="How many cells run at once.")] = 1,
+    threads: Annotated[
+        Optional[int],
+        typer.Option(min=1, help="Cores for each cell.  [default: all, shared among jobs]"),
+    ] = None,
+    retry: Annotated[bool, typer.Option("--retry", help="Run again what failed.")] = False,
+    render_only: Annotated[
+        bool, typer.Option("--render-only", help="Run nothing; show what there is.")
+    ] = False,
+    markdown: Annotated[
+        Optional[Path],
+        typer.Option(
+            metavar="FILE",
+            help="Also write the tables there, between `<!-- NAME -->` and `<!-- /NAME -->`.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """
+    Run placers on the papers' testbeds, and make tables of it.
+
+    Every cell (a placer on a testbed with a seed) runs in a process of its own and is one line of
+    `cells.jsonl`. A bench that was stopped goes on where it was.
+
+    `placewright bench table1 --quick --only nmt-2,nmt-4 --clusters k40 --jobs 2`
+    """
+    with _user_errors():
+        from placewright.bench.cells import Book
+        from placewright.bench.pool import num_cores
+        from placewright.bench.running import (
+            BENCHES,
+            Choice,
+            cells_to_run,
+            make_tables,
+            run_bench,
+        )
+        from placewright.bench.tables import show, write_markdown
+
+        chosen = BENCHES[name.value]
+        choice = Choice(
+            is_quick=quick,
+            budget=budget,
+            num_seeds=seeds,
+            models=_words(only),
+            clusters=_words(clusters),
+            placers=_words(placers),
+        )
+        book = Book(out or Path(f"bench-{name.value}"))
+        if not render_only:
+            book.open()
+            cells = cells_to_run(chosen, choice, book.read(), retry)
+            cores = threads or max(1, num_cores() // jobs)
+            try:
+                run_bench(cells, book, jobs, cores, _say_unless(False))
+            except KeyboardInterrupt:
+                typer.echo(f"Stopped. What is done is in {book.path}.", err=True)
+                raise typer.Exit(130) from None
+        tables = make_tables(chosen, choice, book.read())
+        for each in tables:
+            _print(show(each))
+        if markdown is not None:
+            write_markdown(markdown, name.value, tables)
+
+
+def _words(text: str | None) -> list[str] | None:
+    """Split a list with commas between."""
+    return None if text is None else [word.strip() for word in text.split(",")]
 
 
 @app.command()
@@ -375,6 +494,111 @@ def inspect(
         else:
             for part in shown:
                 _print(part)
+
+
+PictureOption = Annotated[
+    Optional[Path],
+    typer.Option(
+        "--output",
+        "-o",
+        metavar="FILE",
+        help="The picture to write, `.svg` or `.png`; by default one of each.",
+        show_default=False,
+    ),
+]
+
+
+@app.command()
+def draw(
+    plan: Annotated[
+        Path,
+        typer.Argument(
+            metavar="PLAN",
+            help="A plan, a folder that `placewright place -o` wrote, or a placement: a JSON object"
+            " from op names to device names.",
+            show_default=False,
+        ),
+    ],
+    model: Annotated[
+        Optional[str],
+        typer.Option(
+            help="The model, if its name in the plan is none of `placewright list models`.",
+            show_default=False,
+        ),
+    ] = None,
+    output: PictureOption = None,
+    dim: DimOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """
+    Draw which device runs what, as `placement.svg` and `placement.png` beside the plan.
+
+    `placewright draw run/`
+    """
+    with _user_errors():
+        from placewright.report._figure import check_picture_path
+        from placewright.report.drawing import draw_placement
+        from placewright.report.named import read_placement
+
+        file = plan / "plan.json" if plan.is_dir() else plan
+        paths = _pictures(output, file.with_name("placement"))
+        for path in paths:
+            check_picture_path(path)
+        title, graph, devices, known = _drawn(file, model, dim)
+        named = read_placement(graph, devices, known)
+        where = named.device_names, named.device_kinds, named.placement
+        for path in paths:
+            draw_placement(graph, *where, path, title)
+        _tell_pictures(paths, as_json)
+
+
+@app.command()
+def curves(
+    runs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RUN...",
+            help="Folders that `placewright place -o` wrote, each as `DIR` or `LABEL=DIR`; those of"
+            " one label (by default the placer) are drawn as one curve.",
+            show_default=False,
+        ),
+    ],
+    output: PictureOption = None,
+    reference: Annotated[
+        Optional[list[str]],
+        typer.Option(
+            metavar="NAME=TIME",
+            help="A time to compare with, such as `expert-strong=570ms` (may be repeated).",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """
+    Draw what runs had found, by samples and by time, as `curves.svg` and `curves.png`.
+
+    `placewright curves runs/annealing-* mine=runs/mine --reference expert-strong=570ms`
+    """
+    with _user_errors():
+        from placewright.report._figure import check_picture_path
+        from placewright.report.curves import draw_curves, load_run
+        from placewright.units import parse_time
+
+        paths = _pictures(output, Path("curves"))
+        for path in paths:
+            check_picture_path(path)
+        times = {
+            name: parse_time(text, f"`--reference {name}`")
+            for name, text in (_name_and_value(text, "--reference") for text in reference or [])
+        }
+        histories = []
+        for text in runs:
+            label, equals, folder = text.partition("=")
+            is_plain = not equals or Path(text).exists()
+            histories.append(load_run(text) if is_plain else load_run(folder, label))
+        for path in paths:
+            draw_curves(histories, path, references=times)
+        _tell_pictures(paths, as_json)
 
 
 @app.command()
@@ -474,6 +698,60 @@ def _load(model: str, dim: list[str] | None) -> Graph:
             words = f"placewright: Priced only by the bytes they move: {', '.join(kinds)}."
             typer.echo(words, err=True)
     return graph
+
+
+def _drawn(
+    file: Path, model: str | None, dim: list[str] | None
+) -> tuple[str, Graph, dict[str, str], list[str]]:
+    """Load what a picture shows: its title, the graph, each op's device, and all devices known."""
+    from placewright.errors import InputError
+    from placewright.plan import Plan, load_plan_or_placement
+    from placewright.units import format_time
+    from placewright.zoo import RECIPES
+
+    loaded = load_plan_or_placement(file)
+    if not isinstance(loaded, Plan):
+        if model is None:
+            raise InputError(f"`{file}` is a placement, which names no model; add `--model`.")
+        return f"{model} by {file.name}", _load(model, dim), loaded, []
+    if model is None and loaded.graph.name not in RECIPES:
+        raise InputError(
+            f"Plan `{loaded.name}` is for graph `{loaded.graph.name}`, which is no model that ships"
+            " with placewright. Say where it comes from with `--model`."
+        )
+    graph = _load(model or loaded.graph.name, dim)
+    if graph.fingerprint != loaded.graph.fingerprint:
+        raise InputError(
+            f"Plan `{loaded.name}` was made for graph `{loaded.graph.name}` (fingerprint"
+            f" {loaded.graph.fingerprint[:12]}), not for `{graph.name}`"
+            f" ({graph.fingerprint[:12]}). Give that one with `--model`."
+        )
+    verdict = "" if loaded.predicted.is_feasible else ", does not fit memory"
+    time = format_time(loaded.predicted.makespan_s)
+    title = f"{loaded.name}, simulated step {time}{verdict}"
+    return title, graph, loaded.devices, [*loaded.predicted.peak_bytes]
+
+
+def _pictures(output: Path | None, default: Path) -> list[Path]:
+    """Give the picture that was asked for, or one of each kind."""
+    both = [default.with_suffix(".svg"), default.with_suffix(".png")]
+    return both if output is None else [output]
+
+
+def _tell_pictures(paths: list[Path], as_json: bool) -> None:
+    if as_json:
+        _print_json({"paths": [str(path) for path in paths]})
+    else:
+        _print(f"The picture is in {' and '.join(str(path) for path in paths)}.")
+
+
+def _name_and_value(text: str, option: str) -> tuple[str, str]:
+    from placewright.errors import InputError
+
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise InputError(f"`{option} {text}` cannot be used; expected `{option} NAME=VALUE`.")
+    return name, value
 
 
 def _by_hand(problem: Problem) -> tuple[dict[str, Any], RenderableType]:

@@ -16,10 +16,14 @@ import numpy as np
 from placewright.errors import InputError
 from placewright.evaluate import Objective
 from placewright.placing import PLACERS, Result, place
+from placewright.policies.learned import POLICIES
 from placewright.problem import Problem
 
 SEEDED = frozenset(
-    "auto random hill-climbing annealing cross-entropy scotch mincut metis kahypar".split()
+    [
+        *"auto random hill-climbing annealing cross-entropy scotch mincut metis kahypar".split(),
+        *POLICIES,
+    ]
 )
 """Those whose answer depends on the seed."""
 

@@ -28,9 +28,10 @@ from placewright.placers.experts import BASELINES
 from placewright.placers.list_scheduling import heft, m_etf, m_sct, m_topo, peft
 from placewright.placers.partition import kahypar, metis, mincut, scotch
 from placewright.placers.repair import repair, why_nothing_fits
-from placewright.placers.run import Budget, Improvement, Placement, Placer, Run
+from placewright.placers.run import Budget, Entry, Placement, Placer, Run
 from placewright.placers.search import SEARCHES
 from placewright.plan import Plan
+from placewright.policies.learned import POLICIES, Learned
 from placewright.problem import Candidate, Problem
 from placewright.simulator import simulate
 from placewright.timeline import Timeline
@@ -81,6 +82,7 @@ PLACERS: dict[str, Placer] = {
     "metis": OneShot(lambda problem, run: metis(problem, run.seed)),
     "kahypar": OneShot(lambda problem, run: kahypar(problem, run.seed)),
     **SEARCHES,
+    **POLICIES,
 }
 """Every placer by its name. Baselines are as people place; what does not fit is told so."""
 
@@ -105,6 +107,10 @@ SUMMARIES: dict[str, str] = {
     "hill-climbing": "one group at a time to another device, while that helps",
     "annealing": "simulated annealing over groups, coarse ones first",
     "cross-entropy": "a distribution for each group, moved towards the best samples (Post)",
+    "colocrl": "learned: a sequence-to-sequence policy over co-located groups (2017; torch extra)",
+    "hierarchical": "learned: a Grouper and a Placer, the paper's settings (2018; torch extra)",
+    "hierarchical-grappler": "learned: the same with the released code's settings (torch extra)",
+    "hierarchical-plus": "learned: the same with what its critics asked for (torch extra)",
 }
 """What each placer does, in a line."""
 
@@ -124,7 +130,7 @@ class Result:
     budget: Budget
     samples: int
     wall_s: float
-    history: tuple[Improvement, ...]
+    history: tuple[Entry, ...]
     reason: str  # why the answer is what it is, or why nothing fits
 
     @property
@@ -201,6 +207,9 @@ def place(
     seed: int = 0,
     grouping: str | NDArray[np.int64] | None = None,
     progress: Callable[[Run], None] | None = None,
+    folder: str | Path | None = None,
+    resume: bool = False,
+    tensorboard: str | Path | None = None,
 ) -> Result:
     """
     Choose a device for every op.
@@ -227,6 +236,13 @@ def place(
         op. By default each placer has its own.
     progress
         Called after every batch of samples.
+    folder
+        Where a learned placer keeps its state, so that it can be gone on with.
+    resume
+        Go on with what is in `folder`: the same as if the run had never ended. Samples and seconds
+        already spent count.
+    tensorboard
+        Where a learned placer writes scalars for TensorBoard.
 
     Raises
     ------
@@ -244,7 +260,12 @@ def place(
         progress,
         _read_grouping(problem, grouping),
         placer=placer if isinstance(placer, str) else type(placer).__name__,
+        folder=None if folder is None else Path(folder),
+        resumes=resume,
+        tensorboard=None if tensorboard is None else Path(tensorboard),
     )
+    if resume and (folder is None or not isinstance(chosen, Learned)):
+        raise InputError("Only a learned placer with a folder of its own can be resumed.")
     with contextlib.suppress(KeyboardInterrupt):  # the best so far is the answer
         chosen(run)
     if run.best is None:

@@ -1,7 +1,7 @@
 """
 One run of a placer: what it is given, and what is kept of what it tries.
 
-This module owns budgets, the best candidate so far, and the history of improvements. A placer is a
+This module owns budgets, the best candidate so far, and the history. A placer is a
 function of a `Run`: it offers candidates until the run is over. The run keeps the best, so a placer
 that is stopped at any moment has already answered.
 """
@@ -12,6 +12,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -23,6 +24,9 @@ from placewright.problem import Candidate, Problem
 from placewright.units import parse_time
 
 Placement = NDArray[np.int64]  # [N]
+
+MEAN_EVERY, MEAN_SHARE = 32, 0.02
+"""The history has the samples' mean after so many, and so large a share of all, since the last."""
 
 
 @dataclass(frozen=True)
@@ -73,14 +77,16 @@ class Budget:
 
 
 @dataclass(frozen=True)
-class Improvement:
-    """One entry of a run's history."""
+class Entry:
+    """One entry of a run's history: an improvement, or how the samples since the last one were."""
 
     wall_s: float
     samples: int
-    objective_s: float
+    objective_s: float  # the best so far
     overflow_bytes: int
     placer: str
+    mean_s: float | None = None  # of the samples since the last such entry
+    feasible: float | None = None  # what share of them fits
 
 
 class Placer(Protocol):
@@ -108,11 +114,15 @@ class Run:
     grouping: NDArray[np.int64] | None = None  # [N] ops to place together; None: the placer's own
     best: Candidate | None = None
     key: tuple[int, float] = (2**62, float("inf"))
-    history: list[Improvement] = field(default_factory=list)
+    history: list[Entry] = field(default_factory=list)
     placer: str = ""  # whose turn it is, for the history
     began_s: float = field(default_factory=time.perf_counter)
     improved_s: float = field(default_factory=time.perf_counter)
     first_sample: int = 0
+    folder: Path | None = None  # where a learned placer keeps its state
+    resumes: bool = False  # whether it goes on with what is there
+    tensorboard: Path | None = None  # where a learned placer writes scalars
+    _recent: list[tuple[float, bool]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.first_sample = self.evaluator.num_samples
@@ -157,10 +167,17 @@ class Run:
         if found.key(k) < self.key:
             self.key, self.best = found.key(k), candidates[k]
             self.improved_s = time.perf_counter()
-            over, objective_s = self.key
-            self.history.append(
-                Improvement(self.wall_s, self.num_samples, objective_s, over, self.placer)
-            )
+            self.history.append(self._entry())
+        self._recent += zip(found.objective_s, found.overflow_bytes == 0, strict=True)
+        if len(self._recent) >= max(MEAN_EVERY, self.num_samples * MEAN_SHARE):
+            times = [time_s for time_s, _ in self._recent]
+            fits = [fits for _, fits in self._recent]
+            self.history.append(self._entry(float(np.mean(times)), float(np.mean(fits))))
+            self._recent.clear()
         if self.progress is not None:
             self.progress(self)
         return found
+
+    def _entry(self, mean_s: float | None = None, feasible: float | None = None) -> Entry:
+        over, best_s = self.key
+        return Entry(self.wall_s, self.num_samples, best_s, over, self.placer, mean_s, feasible)

@@ -1,0 +1,1 @@
+"""The evidence: placers on the papers' testbeds, cell by cell, and the tables made of them."""

@@ -1,0 +1,55 @@
+"""
+Learned placers as placers: by name, changed by options, run like any other.
+
+PyTorch is imported when one runs, not before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from placewright.errors import InputError
+from placewright.placers.run import Run
+from placewright.policies.settings import PRESETS, ColocRL, Settings, change
+
+
+@dataclass(frozen=True)
+class Learned:
+    """A placer that trains a policy on the run's problem until the budget is spent."""
+
+    settings: Settings
+
+    def __call__(self, run: Run) -> None:
+        """Train and place."""
+        try:
+            import torch  # noqa: F401
+        except ImportError:
+            raise InputError(
+                'Learned placers need PyTorch: `pip install "placewright[torch]"`.'
+            ) from None
+        if isinstance(self.settings, ColocRL):
+            from placewright.policies.colocrl import place_colocrl
+
+            place_colocrl(run, self.settings)
+        else:
+            from placewright.policies.hierarchical import place_hierarchical
+
+            place_hierarchical(run, self.settings)
+
+
+POLICIES: dict[str, Learned] = {name: Learned(settings) for name, settings in PRESETS.items()}
+"""The learned placers, by name."""
+
+
+def with_options(placer: Learned, options: Mapping[str, Any]) -> Learned:
+    """
+    Change settings of a learned placer by name, those of its training too.
+
+    Raises
+    ------
+    InputError
+        It has no such setting, or the value is none that it can have.
+    """
+    return Learned(change(placer.settings, options))
