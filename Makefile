@@ -33,5 +33,5 @@ clean:
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "placewright needs Python 3.11 or newer")'
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,kahypar,metis,onnx,pictures,scotch,torch]"
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,kahypar,metis,onnx,pictures,scotch,tensorboard,torch]"
 	touch $@

@@ -18,7 +18,17 @@ from rich.table import Table
 
 from benchmarks.figures import Figure
 
-NAMES = ("simulator", "files", "startup", "capture", "testbeds", "grouping", "placers", "auto")
+NAMES = (
+    "simulator",
+    "files",
+    "startup",
+    "capture",
+    "testbeds",
+    "grouping",
+    "placers",
+    "auto",
+    "policies",
+)
 
 
 def main(arguments: list[str]) -> int:

@@ -120,8 +120,8 @@ MAY_IMPORT = {
     "policies.seq2seq": {"policies._kernels"},
     "policies.checkpoint": {"errors", "files", "placers.run", "problem"},
     "policies.training": {
-        "errors", "placers.run", "policies.checkpoint", "policies.rewards", "policies.seq2seq",
-        "policies.settings",
+        "errors", "placers.repair", "placers.run", "policies.checkpoint", "policies.rewards",
+        "policies.seq2seq", "policies.settings",
     },
     "policies.colocrl": {
         "grouping", "placers.groups", "placers.run", "policies._kernels", "policies.features",
@@ -154,8 +154,7 @@ MAY_IMPORT = {
     "bench.testbeds": {"bench.published", "errors"},
     "bench.cells": {"errors", "files"},
     "bench.worker": {
-        "__version__", "bench.cells", "errors", "files", "load", "placers.run", "placing",
-        "policies", "simulator",
+        "__version__", "bench.cells", "errors", "files", "load", "placing", "simulator",
     },
     "bench.pool": {"bench.cells", "bench.worker", "errors", "placers.run"},
     "bench.summary": {"bench.cells", "units"},
@@ -169,7 +168,7 @@ MAY_IMPORT = {
         "placers.run",
     },
     "bench.ablations": {
-        "bench.cells", "bench.summary", "bench.tables", "bench.testbeds", "bench.worker",
+        "bench.cells", "bench.summary", "bench.tables", "bench.testbeds", "placing",
     },
     "bench.running": {
         "bench", "bench.ablations", "bench.cells", "bench.pool", "bench.table1", "bench.table2",

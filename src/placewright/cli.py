@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import signal
 import sys
 import threading
@@ -257,8 +258,27 @@ def place(
         typer.Option(
             "--output",
             "-o",
-            help="A folder for the plan, its timeline and the history.",
+            help="A folder for the plan, its timeline, the history, and a learned placer's state.",
             show_default=False,
+        ),
+    ] = None,
+    options: Annotated[
+        Optional[list[str]],
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="Change a setting of a learned placer, such as `num_groups=64` (may be repeated;"
+            " see docs/learned.md).",
+            show_default=False,
+        ),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the learned placer whose state is in -o.")
+    ] = False,
+    tensorboard: Annotated[
+        Optional[Path],
+        typer.Option(
+            help="A folder for a learned placer's scalars, for TensorBoard.", show_default=False
         ),
     ] = None,
     memory: MemoryOption = None,
@@ -287,6 +307,10 @@ def place(
                 seed=seed,
                 grouping=grouping,
                 progress=progress,
+                options=_options(options),
+                folder=output,
+                resume=resume,
+                tensorboard=tensorboard,
             )
         if output is not None:
             result.save(output)
@@ -754,6 +778,21 @@ def _name_and_value(text: str, option: str) -> tuple[str, str]:
     return name, value
 
 
+def _options(texts: list[str] | None) -> dict[str, str]:
+    """Read settings such as `num_groups=64`."""
+    from placewright.errors import InputError
+
+    found: dict[str, str] = {}
+    for text in texts or []:
+        name, equals, value = text.partition("=")
+        if not equals or not name or not value or name in found:
+            raise InputError(
+                f"`--set {text}` cannot be used; expected `--set NAME=VALUE`, once for each name."
+            )
+        found[name] = value
+    return found
+
+
 def _by_hand(problem: Problem) -> tuple[dict[str, Any], RenderableType]:
     """Describe and show what each device, and each human expert, would do."""
     from placewright.bounds import lower_bounds
@@ -930,6 +969,8 @@ def _print_json(what: Any) -> None:
 
 def main() -> None:
     """Run the command line; a reader that goes away (``| head``) ends it quietly."""
+    # PyTorch and numba have threads of their own; waiting ones must not take the others' cores.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     if hasattr(signal, "SIGPIPE"):
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     app()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from placewright.placers.repair import repair, why_nothing_fits
 from placewright.placers.run import Budget, Entry, Placement, Placer, Run
 from placewright.placers.search import SEARCHES
 from placewright.plan import Plan
-from placewright.policies.learned import POLICIES, Learned
+from placewright.policies.learned import POLICIES, Learned, with_options
 from placewright.problem import Candidate, Problem
 from placewright.simulator import simulate
 from placewright.timeline import Timeline
@@ -207,6 +207,7 @@ def place(
     seed: int = 0,
     grouping: str | NDArray[np.int64] | None = None,
     progress: Callable[[Run], None] | None = None,
+    options: Mapping[str, Any] | None = None,
     folder: str | Path | None = None,
     resume: bool = False,
     tensorboard: str | Path | None = None,
@@ -236,6 +237,8 @@ def place(
         op. By default each placer has its own.
     progress
         Called after every batch of samples.
+    options
+        Settings of a learned placer to change, by name.
     folder
         Where a learned placer keeps its state, so that it can be gone on with.
     resume
@@ -249,7 +252,7 @@ def place(
     InputError
         There is no such placer, a budget cannot be read, or a library is missing.
     """
-    chosen = _find(placer)
+    chosen = find_placer(placer, options)
     spend = budget_s if budget is None else budget
     limits = _read_budget(spend)
     run = Run(
@@ -294,12 +297,24 @@ def place(
     )
 
 
-def _find(placer: str | Placer) -> Placer:
-    if not isinstance(placer, str):
+def find_placer(placer: str | Placer, options: Mapping[str, Any] | None = None) -> Placer:
+    """
+    Find a placer by name, with some of its settings changed.
+
+    Raises
+    ------
+    InputError
+        There is no such placer or setting, or it has none that can be changed.
+    """
+    if isinstance(placer, str):
+        if placer not in PLACERS:
+            raise InputError(f"There is no placer `{placer}`. There are: {', '.join(PLACERS)}.")
+        placer = PLACERS[placer]
+    if not options:
         return placer
-    if placer not in PLACERS:
-        raise InputError(f"There is no placer `{placer}`. There are: {', '.join(PLACERS)}.")
-    return PLACERS[placer]
+    if not isinstance(placer, Learned):
+        raise InputError(f"Only learned placers have options: {', '.join(POLICIES)}.")
+    return with_options(placer, options)
 
 
 def _read_grouping(

@@ -14,7 +14,7 @@ from placewright.bench.cells import Cell, Effort, Option, Outcome
 from placewright.bench.summary import Summary, failures, verdict
 from placewright.bench.tables import Table
 from placewright.bench.testbeds import Testbed
-from placewright.bench.worker import placer_of
+from placewright.placing import find_placer
 
 TESTBEDS = (
     Testbed("nmt-2", "k40x2"),
@@ -110,7 +110,7 @@ def _changes(placer: str, bed: Testbed) -> list[Change]:
 
 def _changed(change: Change) -> dict[str, Option]:
     """Give a change's options: none if the placer has them anyway."""
-    same = placer_of(change.placer, change.options) == placer_of(change.placer, {})
+    same = find_placer(change.placer, change.options) == find_placer(change.placer)
     return {} if same else change.options
 
 

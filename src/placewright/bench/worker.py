@@ -17,11 +17,10 @@ from pathlib import Path
 import msgspec
 
 from placewright import __version__, files
-from placewright.bench.cells import Answer, Cell, Failure, Machine, Option, Outcome, Point, thin
+from placewright.bench.cells import Answer, Cell, Failure, Machine, Outcome, Point, thin
 from placewright.errors import InputError
 from placewright.load import load_model, load_problem
-from placewright.placers.run import Placer
-from placewright.placing import PLACERS, place
+from placewright.placing import find_placer, place
 from placewright.simulator import warm_up
 
 
@@ -49,7 +48,7 @@ def run_cell(cell: Cell, threads: int) -> Outcome:
 
 def _answer(cell: Cell) -> tuple[Answer, str]:
     problem = load_problem(load_model(cell.model), cell.cluster)
-    placer = placer_of(cell.placer, cell.options)
+    placer = find_placer(cell.placer, cell.options)
     warm_up(problem)
     result = place(problem, placer, budget=cell.budget, seed=cell.seed)
     history = [
@@ -68,26 +67,6 @@ def _answer(cell: Cell) -> tuple[Answer, str]:
         history=thin(history),
     )
     return answer, result.reason
-
-
-def placer_of(name: str, options: dict[str, Option]) -> Placer:
-    """
-    Give a placer by its name, changed by options if it is a learned one.
-
-    Raises
-    ------
-    InputError
-        There is no such placer, it has no options, or an option is wrong.
-    """
-    if not options:
-        if name not in PLACERS:
-            raise InputError(f"There is no placer `{name}`. There are: {', '.join(PLACERS)}.")
-        return PLACERS[name]
-    from placewright.policies import POLICIES, with_options
-
-    if name not in POLICIES:
-        raise InputError(f"`{name}` has no options. These have: {', '.join(POLICIES)}.")
-    return with_options(POLICIES[name], options)
 
 
 def failure_of(words: str) -> Failure:

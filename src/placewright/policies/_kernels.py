@@ -1,5 +1,5 @@
 """
-The policies' hot loops, compiled: the decoder and its gradients, sums over groups, longest paths.
+The policies' hot loops, compiled: the decoder, drawing groups, their gradients, sums, paths.
 
 Arrays in, arrays out, no classes; the decoder's are float32 and contiguous.
 `placewright.policies.seq2seq` says what it computes; its plain PyTorch form is in the tests, which
@@ -398,3 +398,113 @@ def sum_edges(group_of, source, target, weight, out):  # [M, U], [E], [E], [E], 
             a, b = group_of[m, source[e]], group_of[m, target[e]]
             if a != b:
                 out[m, a, b] += weight[e]
+
+
+@njit(fastmath=True, error_model="numpy", inline="always")
+def _exp(x):
+    """The exponential of what is not positive: a short series of x / 64, squared six times."""
+    y = max(x, F(-80.0)) * F(1 / 64)
+    y = F(1) + y * (F(1) + y * (F(1 / 2) + y * (F(1 / 6) + y * (F(1 / 24) + y * F(1 / 120)))))
+    y = y * y
+    y = y * y
+    y = y * y
+    y = y * y
+    y = y * y
+    return y * y
+
+
+@njit(fastmath=True, error_model="numpy")
+def _chances(scores, temperature, constant, noise, out):
+    """Turn a row of scores into chances; give the logarithm of what they were divided by."""
+    top = F(-1e30)
+    for j in range(len(scores)):
+        logit = scores[j] / temperature
+        if constant > 0:
+            logit = constant * _tanh(logit)
+        out[j] = logit
+    if len(noise) == len(scores):
+        for j in range(len(scores)):
+            out[j] += noise[j]
+    for j in range(len(scores)):
+        top = max(top, out[j])
+    total = F(0)
+    for j in range(len(scores)):
+        out[j] = _exp(out[j] - top)
+        total += out[j]
+    scale = F(1) / total
+    for j in range(len(scores)):
+        out[j] *= scale
+
+
+@njit(parallel=True, error_model="numpy", cache=True)
+def draw(
+    scores,  # [C, G]
+    temperature,
+    constant,  # of the tanh; 0 for none
+    noise,  # [C, G], or [C, 0] for none
+    uniform,  # [M, C]
+    options,  # [M, C] -1: draw it; out: what was drawn
+    chances,  # out [C, G]
+    log_chances,  # out [M, C]
+    entropy,  # out [C]
+    has_entropy,
+):
+    for row in prange(len(scores)):
+        c = np.int64(row)
+        chance = chances[c]
+        _chances(scores[c], temperature, constant, noise[c], chance)
+        for m in range(len(uniform)):
+            if options[m, c] < 0:
+                left = uniform[m, c]
+                chosen = 0
+                for j in range(len(chance)):
+                    if chance[j] > 0:
+                        chosen = j
+                        left -= chance[j]
+                        if left < 0:
+                            break
+                options[m, c] = chosen
+            log_chances[m, c] = np.log(max(chance[options[m, c]], F(1e-30)))
+        if has_entropy:
+            for j in range(len(chance)):
+                if chance[j] > 0:
+                    entropy[c] -= chance[j] * np.log(chance[j])
+
+
+@njit(parallel=True, error_model="numpy", cache=True)
+def draw_back(
+    scores,  # [C, G]
+    temperature,
+    constant,
+    options,  # [M, C]
+    chances,  # [C, G]
+    entropy,  # [C]
+    chance_slopes,  # [M] gradient by the logarithm of each grouping's chance
+    entropy_slope,  # gradient by the sum of entropies
+    slopes,  # out [C, G]
+):
+    total = F(0)
+    for m in range(len(options)):
+        total += chance_slopes[m]
+    for row in prange(len(scores)):
+        c = np.int64(row)
+        chance, slope = chances[c], slopes[c]
+        for j in range(len(chance)):
+            slope[j] = -total * chance[j]
+        if entropy_slope != 0:
+            for j in range(len(chance)):
+                if chance[j] > 0:
+                    slope[j] -= entropy_slope * chance[j] * (np.log(chance[j]) + entropy[c])
+        for m in range(len(options)):
+            slope[options[m, c]] += chance_slopes[m]
+        _shape_back(scores[c], temperature, constant, slope)
+
+
+@njit(fastmath=True, error_model="numpy")
+def _shape_back(scores, temperature, constant, slope):
+    """Take a gradient by logits back to scores."""
+    for j in range(len(scores)):
+        if constant > 0:
+            y = _tanh(scores[j] / temperature)
+            slope[j] *= constant * (F(1) - y * y)
+        slope[j] /= temperature

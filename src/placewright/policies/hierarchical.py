@@ -17,6 +17,7 @@ on together), ``G`` groups, ``M`` groupings, ``K`` placements for each, ``D`` de
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -70,7 +71,7 @@ class Decisions:
 def place_hierarchical(run: Run, settings: Hierarchical) -> None:
     """Train a Hierarchical Planner on the run's problem until the run is over."""
     problem = run.problem
-    decisions = _decisions(problem, settings)
+    decisions = _decisions(problem, settings, run.grouping)
     room = Room(settings.num_outputs, settings.num_dims, settings.num_neighbours)
     units = UnitFeatures.of(problem, decisions.unit_of, room)
     fixed = _fixed_grouping(settings, decisions, run.seed)
@@ -79,16 +80,17 @@ def place_hierarchical(run: Run, settings: Hierarchical) -> None:
         lambda: Planner(problem, settings, decisions, units, fixed),
         settings.training,
         describe(settings),
+        repairs=settings.fit == "repair",
     )
 
 
-def _decisions(problem: Problem, settings: Hierarchical) -> Decisions:
-    """Find what the Grouper decides on."""
-    if settings.tied_layers and settings.grouping == "learned":
+def _decisions(problem: Problem, settings: Hierarchical, grouping: IntArray | None) -> Decisions:
+    """Find what the Grouper decides on: ops, layers, or the groups that were asked for."""
+    if settings.tied_layers and settings.grouping == "learned" and grouping is None:
         return _tied(problem, settings.num_groups)
-    first = np.arange(problem.num_ops)
-    first[problem.colocation_members] = problem.colocation_leaders
-    _, unit_of = np.unique(first, return_inverse=True)
+    unit_of = np.arange(problem.num_ops) if grouping is None else np.array(grouping)
+    unit_of[problem.colocation_members] = unit_of[problem.colocation_leaders]
+    _, unit_of = np.unique(unit_of, return_inverse=True)
     count = int(unit_of.max()) + 1
     most = settings.num_groups
     if settings.groups_per_device is not None:
@@ -247,37 +249,36 @@ class Planner:
 
     def sample(self, random: np.random.Generator, shaping: Shaping) -> Sample:
         """Draw groupings and placements."""
-        uniform = random.random((self.settings.num_groupings, self.decisions.num_classes))
-        drawn = self._group(shaping, uniform=uniform, random=random)
+        drawn = self._group(shaping, random)
         return self._place(drawn, shaping, random, None)
 
     def _group(
         self,
         shaping: Shaping,
-        *,
-        uniform: NDArray[np.float64] | None = None,
-        random: np.random.Generator | None = None,
+        random: np.random.Generator | None,
         options: IntArray | None = None,
     ) -> Drawn:
-        """Draw groupings with `uniform`, or tell how likely those of `options` are."""
+        """Draw groupings, or tell how likely those of `options` are."""
         decisions = self.decisions
         zero = torch.zeros(self.settings.num_groupings)
         if self.fixed is not None:
             options = np.repeat(self.fixed[None], self.settings.num_groupings, axis=0)
             return self._drawn(options, zero, zero.sum())
         assert self.grouper is not None
-        logits = shaping.logits(self.grouper())
+        scores = self.grouper()
+        noise = np.zeros((len(scores), 0), dtype=np.float32)
         if shaping.noise and random is not None:
-            spread = shaping.noise * logits.detach().square().mean().sqrt()
-            noise = random.standard_normal(tuple(logits.shape), dtype=np.float32)
-            logits = logits + spread * torch.from_numpy(noise)
-        chances = logits.log_softmax(dim=1)
+            spread = shaping.noise * float(shaping.logits(scores.detach()).square().mean().sqrt())
+            noise = spread * random.standard_normal(tuple(scores.shape), dtype=np.float32)
+        shape = self.settings.num_groupings, decisions.num_classes
+        uniform = np.zeros(shape, dtype=np.float32)
         if options is None:
-            assert uniform is not None
-            options = _choose(chances.detach().numpy(), uniform)
-        chosen = chances[torch.arange(decisions.num_classes)[None], torch.from_numpy(options)]
-        entropy = -(chances.exp() * chances).sum()
-        return self._drawn(options, chosen.sum(dim=1), entropy)
+            assert random is not None
+            uniform = random.random(shape, dtype=np.float32)
+            options = np.full(shape, -1)
+        has_entropy = self.settings.training.entropy > 0
+        log_chance, entropy = _Draw.apply(scores, shaping, noise, uniform, options, has_entropy)
+        return self._drawn(options, log_chance, entropy)
 
     def _drawn(self, options: IntArray, log_chance: Tensor, entropy: Tensor) -> Drawn:
         """Describe the groups that have units, in the order of their numbers."""
@@ -351,7 +352,7 @@ class Planner:
         entropy = (choice.entropy * lengths).mean() + drawn.entropy
 
         def again() -> Sample:
-            seen = self._group(shaping, options=drawn.options)
+            seen = self._group(shaping, None, drawn.options)
             return self._place(seen, shaping, random, choice.devices)
 
         return Sample(
@@ -367,11 +368,37 @@ def _by_class(values: NDArray[np.float32], decisions: Decisions) -> NDArray[np.f
     return total
 
 
-def _choose(log_chances: NDArray[np.float32], uniform: NDArray[np.float64]) -> IntArray:  # [M, C]
-    """Draw an option for each class, for each grouping."""
-    sums = np.exp(log_chances).cumsum(axis=1)
-    rows = [(sums < row[:, None] * sums[:, -1:]).sum(axis=1) for row in uniform]
-    return np.minimum(np.stack(rows), log_chances.shape[1] - 1)
+class _Draw(torch.autograd.Function):
+    """Draws an option for each class; gives how likely each grouping was, and the entropy."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        scores: Tensor,
+        shaping: Shaping,
+        noise: NDArray[np.float32],
+        uniform: NDArray[np.float32],
+        options: IntArray,
+        has_entropy: bool,
+    ) -> tuple[Tensor, Tensor]:
+        table = scores.detach().numpy()
+        chances = np.empty_like(table)
+        log_chances = np.zeros(options.shape, dtype=np.float32)
+        entropy = np.zeros(len(table), dtype=np.float32)
+        shape = np.float32(shaping.temperature), np.float32(shaping.tanh_constant)
+        draw: Any = _kernels.draw  # numba's types stop short of so many arguments
+        draw(table, *shape, noise, uniform, options, chances, log_chances, entropy, has_entropy)
+        ctx.kept = table, shape, options, chances, entropy
+        return torch.from_numpy(log_chances.sum(axis=1)), torch.tensor(entropy.sum())
+
+    @staticmethod
+    def backward(ctx: Any, chance_slopes: Tensor, entropy_slope: Tensor) -> Any:
+        table, shape, options, chances, entropy = ctx.kept
+        slopes = np.empty_like(table)
+        by_chance, by_entropy = chance_slopes.numpy(), np.float32(entropy_slope.item())
+        draw_back: Any = _kernels.draw_back
+        draw_back(table, *shape, options, chances, entropy, by_chance, by_entropy, slopes)
+        return torch.from_numpy(slopes), None, None, None, None, None
 
 
 def _default_devices(problem: Problem, unit_of: IntArray) -> IntArray:  # [U]

@@ -315,7 +315,7 @@ class _Decode(torch.autograd.Function):
         hidden, cells, queries, context = np.zeros((4, count, steps, size), dtype=np.float32)
         gates = np.zeros((count, steps, 4 * size), dtype=np.float32)
         attention = np.zeros((count, steps, steps), dtype=np.float32)
-        decode: Any = _kernels.decode  # numba's types stop at 20 arguments
+        decode: Any = _kernels.decode  # numba's types stop short of so many arguments
         decode(
             drawn.lengths,
             *weights,

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from placewright.errors import InputError
+from placewright.placers.repair import repair
 from placewright.placers.run import Run
 from placewright.policies.checkpoint import (
     Identity,
@@ -82,7 +83,11 @@ class _State:
 
 
 def train(
-    run: Run, make_policy: Callable[[], Policy], settings: Training, described: dict[str, Any]
+    run: Run,
+    make_policy: Callable[[], Policy],
+    settings: Training,
+    described: dict[str, Any],
+    repairs: bool = False,
 ) -> None:
     """
     Train policies until the run is over.
@@ -97,6 +102,8 @@ def train(
         How to train.
     described
         The placer's settings: a checkpoint made with others is refused.
+    repairs
+        While nothing that fits was found, the best sample is made to fit, beside the training.
 
     Raises
     ------
@@ -128,6 +135,8 @@ def train(
                 )
                 return
             scalars.write(run, _update(run, state, settings))
+            if repairs and run.key[0] > 0 and run.best is not None:
+                repair(run, np.asarray(run.best.placement))
     if run.folder is not None:
         save_checkpoint(run, identity, _store(state))
 
@@ -142,7 +151,7 @@ def _begin(
     pricing = Pricing(settings.reward, settings.failure, settings.failure_s)
     return _State(
         policy,
-        torch.optim.Adam(policy.networks.parameters(), lr=settings.learning_rate),
+        torch.optim.Adam(policy.networks.parameters(), lr=settings.learning_rate, fused=True),
         np.random.default_rng([run.seed, cycle]),
         make_baseline(settings.baseline, pricing, settings.baseline_decay),
         cycle,
