@@ -33,8 +33,9 @@ class Evaluations:
     peak_bytes: NDArray[np.int64]  # [B, D]
 
     def key(self, k: int) -> tuple[int, float]:
-        """Give what candidates are compared by: less is better."""
-        return int(self.overflow_bytes[k]), float(self.objective_s[k])
+        """Give what candidates are compared by: less is better, and no number is worst."""
+        time_s = float(self.objective_s[k])
+        return int(self.overflow_bytes[k]), float("inf") if np.isnan(time_s) else time_s
 
     @property
     def best(self) -> int:

@@ -138,12 +138,17 @@ def _choose(scores, temperature, constant, noise, rate, legal, uniform, added):
 
 
 @njit(error_model="numpy")
-def _mark_legal(legal, allowed, needs, used, capacity):
-    """Allow the devices with room; if none has, the one with most room; else what is allowed."""
+def _mark_legal(legal, allowed, needs, used, capacity, twin_of, is_taken):
+    """
+    Allow the devices with room; if none has, the one with most room; else what is allowed.
+
+    Of equal devices one is allowed only after the one before it was taken.
+    """
     is_any = False
     roomiest = -1
     for d in range(len(legal)):
-        legal[d] = allowed[d] and used[d] + needs <= capacity[d]
+        is_turn = twin_of[d] < 0 or is_taken[twin_of[d]]
+        legal[d] = allowed[d] and is_turn and used[d] + needs <= capacity[d]
         is_any = is_any or legal[d]
         if allowed[d] and (
             roomiest < 0 or capacity[d] - used[d] > capacity[roomiest] - used[roomiest]
@@ -175,6 +180,7 @@ def _decode_one(
     allowed,
     needs,
     capacity,
+    twin_of,
     forced,
     devices,
     scores,
@@ -189,6 +195,7 @@ def _decode_one(
 ):
     """Decode one sample: `decode` for one of its rows."""
     used = np.zeros(len(capacity))
+    is_taken = np.zeros(len(capacity), dtype=np.bool_)
     h, c = state[0], state[1]
     size = len(h)
     before = len(capacity)
@@ -203,7 +210,7 @@ def _decode_one(
         scores[t] = F(0)
         _add_product(h, to_scores[:size], scores[t])
         _add_product(context[t], to_scores[size:], scores[t])
-        _mark_legal(legal[t], allowed[t], needs[t], used, capacity)
+        _mark_legal(legal[t], allowed[t], needs[t], used, capacity, twin_of, is_taken)
         before = _choose(
             scores[t], temperature, constant, noise[t], rate, legal[t], uniform[t], added[t]
         )
@@ -212,6 +219,7 @@ def _decode_one(
             legal[t, before] = True
         devices[t] = before
         used[before] += needs[t]
+        is_taken[before] = True
 
 
 @njit(parallel=True, error_model="numpy", cache=True)
@@ -233,6 +241,7 @@ def decode(
     allowed,  # [M, G, D]
     needs,  # [M, G] bytes
     capacity,  # [D] bytes
+    twin_of,  # [D] the equal device before it, -1 for none
     forced,  # [B, G] the devices to choose, or [1, G] of -1 to draw them
     devices,  # out [B, G]
     scores,  # out [B, G, D]
@@ -267,6 +276,7 @@ def decode(
             allowed[m],
             needs[m],
             capacity,
+            twin_of,
             forced[b % len(forced)],
             devices[b],
             scores[b],
@@ -446,8 +456,6 @@ def draw(
     options,  # [M, C] -1: draw it; out: what was drawn
     chances,  # out [C, G]
     log_chances,  # out [M, C]
-    entropy,  # out [C]
-    has_entropy,
 ):
     for row in prange(len(scores)):
         c = np.int64(row)
@@ -465,10 +473,6 @@ def draw(
                             break
                 options[m, c] = chosen
             log_chances[m, c] = np.log(max(chance[options[m, c]], F(1e-30)))
-        if has_entropy:
-            for j in range(len(chance)):
-                if chance[j] > 0:
-                    entropy[c] -= chance[j] * np.log(chance[j])
 
 
 @njit(parallel=True, error_model="numpy", cache=True)
@@ -478,25 +482,19 @@ def draw_back(
     constant,
     options,  # [M, C]
     chances,  # [C, G]
-    entropy,  # [C]
-    chance_slopes,  # [M] gradient by the logarithm of each grouping's chance
-    entropy_slope,  # gradient by the sum of entropies
+    chance_slopes,  # [M, C] gradient by `log_chances`
     slopes,  # out [C, G]
 ):
-    total = F(0)
-    for m in range(len(options)):
-        total += chance_slopes[m]
     for row in prange(len(scores)):
         c = np.int64(row)
         chance, slope = chances[c], slopes[c]
+        total = F(0)
+        for m in range(len(options)):
+            total += chance_slopes[m, c]
         for j in range(len(chance)):
             slope[j] = -total * chance[j]
-        if entropy_slope != 0:
-            for j in range(len(chance)):
-                if chance[j] > 0:
-                    slope[j] -= entropy_slope * chance[j] * (np.log(chance[j]) + entropy[c])
         for m in range(len(options)):
-            slope[options[m, c]] += chance_slopes[m]
+            slope[options[m, c]] += chance_slopes[m, c]
         _shape_back(scores[c], temperature, constant, slope)
 
 

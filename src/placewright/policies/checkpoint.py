@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from placewright import files
@@ -36,6 +37,7 @@ class Identity:
     cluster: str
     costs: str
     objective: str
+    grouping: str
     placer: dict[str, Any]
     seed: int
 
@@ -46,23 +48,25 @@ class Identity:
         return cls(
             graph=problem.graph.fingerprint,
             cluster=problem.cluster.fingerprint,
-            costs=_digest(problem),
+            costs=_cost_digest(problem),
             objective=run.evaluator.objective,
+            grouping="" if run.grouping is None else _digest(np.asarray(run.grouping)),
             placer=placer,
             seed=run.seed,
         )
 
 
-def _digest(problem: Problem) -> str:
+def _cost_digest(problem: Problem) -> str:
     """Give a digest of what a cluster's fingerprint leaves out: times, links and memory."""
     cluster = problem.cluster
+    return _digest(
+        problem.costs.op_ps, cluster.memory_bytes, cluster.latency_s, cluster.bytes_per_s
+    )
+
+
+def _digest(*arrays: NDArray[Any]) -> str:
     found = hashlib.sha256()
-    for array in (
-        problem.costs.op_ps,
-        cluster.memory_bytes,
-        cluster.latency_s,
-        cluster.bytes_per_s,
-    ):
+    for array in arrays:
         found.update(np.ascontiguousarray(array).tobytes())
     return found.hexdigest()[:16]
 
@@ -165,6 +169,7 @@ def _check(path: Path, values: dict[str, Any], identity: Identity) -> None:
         "cluster": "another cluster",
         "costs": "other op times, links or memory",
         "objective": f"the objective {theirs['objective']}",
+        "grouping": "another grouping",
         "seed": f"the seed {theirs['seed']}",
     }
     for key, words in names.items():

@@ -19,7 +19,7 @@ from placewright.placers.groups import Units
 from placewright.placers.run import Run
 from placewright.policies import _kernels
 from placewright.policies.features import Room, UnitFeatures
-from placewright.policies.seq2seq import Groups, Placer, Shaping, glorot
+from placewright.policies.seq2seq import Groups, Limits, Placer, Shaping, glorot
 from placewright.policies.settings import ColocRL, describe
 from placewright.policies.training import Sample, train
 from placewright.problem import Problem
@@ -79,7 +79,7 @@ class SequencePolicy:
         self.types = glorot(seen.types.shape[1], TYPE_SIZE)
         placer.register_parameter("types", self.types)
         self.networks: nn.Module = placer
-        self.capacity = np.full(problem.num_devices, np.inf)
+        self.limits = Limits.none(problem.num_devices)
 
     def sample(self, random: np.random.Generator, shaping: Shaping) -> Sample:
         """Draw placements."""
@@ -97,12 +97,12 @@ class SequencePolicy:
         )
         assert isinstance(self.networks, Placer)
         choice = self.networks.sample(
-            groups, self.num_samples, shaping, self.capacity, random, forced
+            groups, self.num_samples, shaping, self.limits, random, forced
         )
         return Sample(
             np.stack([units.expand(row) for row in choice.devices]),
             choice.log_chance,
-            torch.zeros(1),
+            torch.zeros(1, 1),
             choice.entropy.mean() * units.num_groups,
             lambda: self._place(shaping, random, choice.devices),
         )

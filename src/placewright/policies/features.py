@@ -213,3 +213,41 @@ def device_features(problem: Problem) -> FloatArray:  # [D, F]
     return np.concatenate([np.stack(columns, axis=1), np.eye(len(is_cpu))], axis=1).astype(
         np.float32
     )
+
+
+def equal_devices(problem: Problem) -> IntArray:  # [D]
+    """Give each device the last one before it that nothing but its name tells it from, or -1."""
+    count = problem.num_devices
+    twin_of = np.full(count, -1)
+    for d in range(count):
+        for e in range(d - 1, -1, -1):
+            if _is_equal(problem, d, e):
+                twin_of[d] = e
+                break
+    return twin_of
+
+
+def _is_equal(problem: Problem, d: int, e: int) -> bool:
+    """Tell whether swapping two devices changes nothing: times, memory, links, channels."""
+    cluster, op_ps = problem.cluster, problem.costs.op_ps
+    swapped = np.arange(cluster.num_devices)
+    swapped[[d, e]] = e, d
+    if cluster.memory_bytes[d] != cluster.memory_bytes[e]:
+        return False
+    if not np.array_equal(problem.allowed[:, d], problem.allowed[:, e]):
+        return False
+    if not np.array_equal(op_ps[:, d], op_ps[:, e]):
+        return False
+    for table in (cluster.latency_s, cluster.bytes_per_s):
+        if not np.array_equal(table, table[np.ix_(swapped, swapped)], equal_nan=True):
+            return False
+    there: dict[int, int] = {}  # channels, once the devices are swapped
+    for a in range(cluster.num_devices):
+        for b in range(cluster.num_devices):
+            now = sorted(cluster.link_channels[a * cluster.num_devices + b])
+            then = sorted(cluster.link_channels[swapped[a] * cluster.num_devices + swapped[b]])
+            if len(now) != len(then):
+                return False
+            if any(there.setdefault(x, y) != y for x, y in zip(now, then, strict=True)):
+                return False
+    return len(set(there.values())) == len(there)

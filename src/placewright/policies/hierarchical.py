@@ -16,7 +16,7 @@ on together), ``G`` groups, ``M`` groupings, ``K`` placements for each, ``D`` de
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -29,8 +29,8 @@ from placewright.grouping.layers import find_layers
 from placewright.placers.experts import one_device
 from placewright.placers.run import Run
 from placewright.policies import _kernels
-from placewright.policies.features import Room, UnitFeatures, device_features
-from placewright.policies.seq2seq import Groups, Placer, Shaping, glorot
+from placewright.policies.features import Room, UnitFeatures, device_features, equal_devices
+from placewright.policies.seq2seq import Groups, Limits, Placer, Shaping, glorot
 from placewright.policies.settings import Hierarchical, describe
 from placewright.policies.training import Sample, train
 from placewright.problem import Problem
@@ -41,7 +41,7 @@ IntArray = NDArray[np.int64]
 NUM_STRETCHES = 8
 """Into how many stretches a layer's pass is cut, for a Grouper that is tied to layers."""
 
-TOGETHER = 0.95
+TOGETHER = 0.99
 """How likely a tied Grouper leaves a layer's pass whole before it has learned."""
 
 
@@ -124,7 +124,7 @@ def _tied(problem: Problem, num_groups: int) -> Decisions:
     unit_pass, unit_stretch = keys // NUM_STRETCHES, keys % NUM_STRETCHES
     pattern = _patterns(problem, passes, layers.names)
     _, class_of = np.unique(pattern[unit_pass] * NUM_STRETCHES + unit_stretch, return_inverse=True)
-    options = int(np.clip(num_groups // len(passes), 1, NUM_STRETCHES))
+    options = int(np.clip(num_groups // len(passes), 2, NUM_STRETCHES))
     others = max(options - 1, 1)
     return Decisions(
         unit_of,
@@ -191,8 +191,7 @@ class Drawn:
     options: IntArray  # [M, C]
     groups: Groups
     place_of: IntArray  # [M, U] where in the Placer's sequence a unit's group is
-    log_chance: Tensor  # [M]
-    entropy: Tensor  # summed over classes
+    log_chance: Tensor  # [M, C]
 
 
 class Planner:
@@ -211,11 +210,14 @@ class Planner:
         self.allowed = np.ones((units.num_units, problem.num_devices), dtype=np.bool_)
         np.logical_and.at(self.allowed, decisions.unit_of, problem.allowed)
         self.default = _default_devices(problem, decisions.unit_of)
-        self.capacity = np.full(problem.num_devices, np.inf)
+        self.limits = Limits.none(problem.num_devices)
         self.needs = np.zeros(units.num_units)
         if settings.fit == "mask":
-            self.capacity = problem.cluster.memory_bytes.astype(np.float64)
+            capacity = problem.cluster.memory_bytes.astype(np.float64)
+            self.limits = replace(self.limits, capacity_bytes=capacity)
             self.needs = _needs(problem, units)
+        if settings.equal_devices:
+            self.limits = replace(self.limits, twin_of=equal_devices(problem))
         self.op_inputs, self.unit_sums = self._inputs()
         devices: int | Tensor = problem.num_devices
         if settings.device_features:
@@ -260,10 +262,10 @@ class Planner:
     ) -> Drawn:
         """Draw groupings, or tell how likely those of `options` are."""
         decisions = self.decisions
-        zero = torch.zeros(self.settings.num_groupings)
+        zero = torch.zeros(self.settings.num_groupings, 1)
         if self.fixed is not None:
             options = np.repeat(self.fixed[None], self.settings.num_groupings, axis=0)
-            return self._drawn(options, zero, zero.sum())
+            return self._drawn(options, zero)
         assert self.grouper is not None
         scores = self.grouper()
         noise = np.zeros((len(scores), 0), dtype=np.float32)
@@ -276,11 +278,10 @@ class Planner:
             assert random is not None
             uniform = random.random(shape, dtype=np.float32)
             options = np.full(shape, -1)
-        has_entropy = self.settings.training.entropy > 0
-        log_chance, entropy = _Draw.apply(scores, shaping, noise, uniform, options, has_entropy)
-        return self._drawn(options, log_chance, entropy)
+        log_chance = _Draw.apply(scores, shaping, noise, uniform, options)
+        return self._drawn(options, log_chance)
 
-    def _drawn(self, options: IntArray, log_chance: Tensor, entropy: Tensor) -> Drawn:
+    def _drawn(self, options: IntArray, log_chance: Tensor) -> Drawn:
         """Describe the groups that have units, in the order of their numbers."""
         decisions, units = self.decisions, self.units
         group_of = decisions.base_of + options[:, decisions.class_of]  # [M, U]
@@ -310,7 +311,7 @@ class Planner:
             np.ascontiguousarray(allowed[rows, order]),
             np.ascontiguousarray(needs[rows, order, 0]),
         )
-        return Drawn(options, groups, place_of, log_chance, entropy)
+        return Drawn(options, groups, place_of, log_chance)
 
     def _embed(
         self, sums: NDArray[np.float32], edges: NDArray[np.float32]
@@ -341,7 +342,7 @@ class Planner:
     ) -> Sample:
         """Draw placements of the groups, or tell how likely those of `forced` are."""
         each = self.settings.num_placements
-        choice = self.placer.sample(drawn.groups, each, shaping, self.capacity, random, forced)
+        choice = self.placer.sample(drawn.groups, each, shaping, self.limits, random, forced)
         place_of = np.repeat(drawn.place_of, each, axis=0)
         by_unit = np.take_along_axis(choice.devices, place_of, axis=1)
         if not self.allowed.all():
@@ -349,7 +350,7 @@ class Planner:
                 self.allowed[np.arange(len(self.allowed)), by_unit], by_unit, self.default
             )
         lengths = torch.from_numpy(np.repeat(drawn.groups.lengths, each))
-        entropy = (choice.entropy * lengths).mean() + drawn.entropy
+        entropy = (choice.entropy * lengths).mean()
 
         def again() -> Sample:
             seen = self._group(shaping, None, drawn.options)
@@ -369,7 +370,7 @@ def _by_class(values: NDArray[np.float32], decisions: Decisions) -> NDArray[np.f
 
 
 class _Draw(torch.autograd.Function):
-    """Draws an option for each class; gives how likely each grouping was, and the entropy."""
+    """Draws an option for each class; gives how likely each was."""
 
     @staticmethod
     def forward(
@@ -379,26 +380,24 @@ class _Draw(torch.autograd.Function):
         noise: NDArray[np.float32],
         uniform: NDArray[np.float32],
         options: IntArray,
-        has_entropy: bool,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> Tensor:
         table = scores.detach().numpy()
         chances = np.empty_like(table)
         log_chances = np.zeros(options.shape, dtype=np.float32)
-        entropy = np.zeros(len(table), dtype=np.float32)
         shape = np.float32(shaping.temperature), np.float32(shaping.tanh_constant)
         draw: Any = _kernels.draw  # numba's types stop short of so many arguments
-        draw(table, *shape, noise, uniform, options, chances, log_chances, entropy, has_entropy)
-        ctx.kept = table, shape, options, chances, entropy
-        return torch.from_numpy(log_chances.sum(axis=1)), torch.tensor(entropy.sum())
+        draw(table, *shape, noise, uniform, options, chances, log_chances)
+        ctx.kept = table, shape, options, chances
+        return torch.from_numpy(log_chances)
 
     @staticmethod
-    def backward(ctx: Any, chance_slopes: Tensor, entropy_slope: Tensor) -> Any:
-        table, shape, options, chances, entropy = ctx.kept
+    def backward(ctx: Any, chance_slopes: Tensor) -> Any:
+        table, shape, options, chances = ctx.kept
         slopes = np.empty_like(table)
-        by_chance, by_entropy = chance_slopes.numpy(), np.float32(entropy_slope.item())
+        by_chance = chance_slopes.contiguous().numpy()
         draw_back: Any = _kernels.draw_back
-        draw_back(table, *shape, options, chances, entropy, by_chance, by_entropy, slopes)
-        return torch.from_numpy(slopes), None, None, None, None, None
+        draw_back(table, *shape, options, chances, by_chance, slopes)
+        return torch.from_numpy(slopes), None, None, None, None
 
 
 def _default_devices(problem: Problem, unit_of: IntArray) -> IntArray:  # [U]

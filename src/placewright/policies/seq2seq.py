@@ -51,11 +51,24 @@ class Groups:
 
 
 @dataclass(frozen=True, eq=False)
+class Limits:
+    """What keeps devices from being chosen: memory, and equal ones that come before."""
+
+    capacity_bytes: NDArray[np.float64]  # [D]
+    twin_of: NDArray[np.int64]  # [D] an equal device that must be taken first; -1 for none
+
+    @classmethod
+    def none(cls, num_devices: int) -> Limits:
+        """Give no limits."""
+        return cls(np.full(num_devices, np.inf), np.full(num_devices, -1))
+
+
+@dataclass(frozen=True, eq=False)
 class Choice:
     """Sampled devices, with how likely they were."""
 
     devices: NDArray[np.int64]  # [B, G]
-    log_chance: Tensor  # [B] of all devices of a sample
+    log_chance: Tensor  # [B, G] of each device
     entropy: Tensor  # [B] mean over groups
 
 
@@ -141,7 +154,7 @@ class Placer(nn.Module):
         groups: Groups,
         num_placements: int,
         shaping: Shaping,
-        capacity_bytes: NDArray[np.float64],  # [D]
+        limits: Limits,
         random: np.random.Generator,
         forced: NDArray[np.int64] | None = None,  # [B, G]
     ) -> Choice:
@@ -160,7 +173,7 @@ class Placer(nn.Module):
             shaping=shaping,
             allowed=groups.allowed,
             needs_bytes=groups.needs_bytes,
-            capacity_bytes=capacity_bytes,
+            limits=limits,
             forced=np.full((1, length), -1) if forced is None else forced,
         )
         embed, to_scores = self.embed, self.to_scores
@@ -216,7 +229,7 @@ class _Drawn:
     shaping: Shaping
     allowed: NDArray[np.bool_]  # [M, G, D]
     needs_bytes: NDArray[np.float64]  # [M, G]
-    capacity_bytes: NDArray[np.float64]  # [D]
+    limits: Limits
     forced: NDArray[np.int64]  # [B, G] or [1, G] of -1
     devices: NDArray[np.int64] | None = None  # [B, G]
     legal: NDArray[np.bool_] | None = None  # [B, G, D]
@@ -239,7 +252,7 @@ def _choice(scores: Tensor, drawn: _Drawn, shaping: Shaping, lengths: NDArray[np
     count = torch.from_numpy(lengths)
     return Choice(
         drawn.devices,
-        torch.where(is_real, chosen, 0.0).sum(dim=1),
+        torch.where(is_real, chosen, 0.0),
         torch.where(is_real, entropy, 0.0).sum(dim=1) / count,
     )
 
@@ -326,7 +339,8 @@ class _Decode(torch.autograd.Function):
             np.float32(drawn.shaping.noise),
             drawn.allowed,
             drawn.needs_bytes,
-            drawn.capacity_bytes,
+            drawn.limits.capacity_bytes,
+            drawn.limits.twin_of,
             drawn.forced,
             drawn.devices,
             scores,

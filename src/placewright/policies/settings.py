@@ -76,6 +76,7 @@ class Hierarchical:
     counts_edges: bool = False  # groups see how many edges there are, both ways, not whether
     any_edges: bool = False  # plus: ops and groups see all their edges, however many
     device_features: bool = False  # plus: devices are told by rate, memory and links
+    equal_devices: bool = False  # plus: equal devices are taken into use in order
     tied_layers: bool = False  # plus: layers are cut alike where they are alike
     path_features: bool = False  # plus: critical path, time and memory
     aligned: bool = False  # plus: the decoder sees the group that it places
@@ -116,6 +117,7 @@ PRESETS: dict[str, Settings] = {
         hidden=64,
         any_edges=True,
         device_features=True,
+        equal_devices=True,
         tied_layers=True,
         path_features=True,
         aligned=True,
@@ -132,7 +134,7 @@ PRESETS: dict[str, Settings] = {
             entropy=0.15,
             entropy_end=0.002,
             epochs=4,
-            cycle_samples=10_000,
+            cycle_samples=4_000,
         ),
     ),
 }
@@ -187,7 +189,7 @@ def _number(name: str, value: Any, kind: type) -> Any:
         return found
     try:
         number = kind(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = None
     is_whole = kind is not int or number == (float(value) if number is not None else 0)
     if number is None or isinstance(value, bool) or not is_whole or not 0 <= number < 2**53:

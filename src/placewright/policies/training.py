@@ -47,9 +47,9 @@ class Sample:
     """Placements that a policy chose, and how likely they were."""
 
     placements: NDArray[np.int64]  # [B, N]
-    device_log_chance: Tensor  # [B]
-    group_log_chance: Tensor  # [M]
-    entropy: Tensor  # of all choices that make a placement, the mean over samples
+    device_log_chance: Tensor  # [B, G] of each device that was chosen
+    group_log_chance: Tensor  # [M, C] of each group that was chosen
+    entropy: Tensor  # of the choices of devices, in all, the mean over samples
     again: Callable[[], Sample]  # the same choices, as likely as they are by now
 
 
@@ -185,7 +185,10 @@ def _update(run: Run, state: _State, settings: Training) -> dict[str, float]:
     found = run.offer(sample.placements)
     memory = float(run.problem.cluster.memory_bytes.sum())
     num_groupings = len(sample.group_log_chance)
-    reference_s = best_s if np.isfinite(best_s) else float(found.objective_s.mean())
+    known_s = found.objective_s[np.isfinite(found.objective_s)]
+    reference_s = best_s
+    if not np.isfinite(best_s):
+        reference_s = float(known_s.mean()) if len(known_s) else settings.failure_s
     pricing = Pricing(settings.reward, settings.failure, settings.failure_s)
     costs = pricing.cost(found, num_groupings, memory, reference_s)
     ignored = settings.failures_ignored_after
@@ -199,7 +202,9 @@ def _update(run: Run, state: _State, settings: Training) -> dict[str, float]:
     for group in state.optimizer.param_groups:
         group["lr"] = _learning_rate(state.update, settings)
     worth = _entropy_worth(_spent(run, state, settings), settings)
-    norm = _step(state, sample, advantages, worth, settings)
+    norm = 0.0
+    if keeps.any():  # else Adam's momentum would go on by itself
+        norm = _step(state, sample, advantages, worth, settings)
     entropy = float(sample.entropy.detach())
     state.update += 1
     state.sure_for = state.sure_for + 1 if entropy < SURE else 0
@@ -228,8 +233,8 @@ def _step(
     state: _State, sample: Sample, advantages: Advantages, worth: float, settings: Training
 ) -> float:
     """Make good choices likelier; give the gradient's norm before it is clipped."""
-    device = torch.from_numpy(advantages.device.reshape(-1)).float()
-    group = torch.from_numpy(advantages.group).float()
+    device = torch.from_numpy(advantages.device.reshape(-1, 1)).float()
+    group = torch.from_numpy(advantages.group[:, None]).float()
     old_device = sample.device_log_chance.detach()
     old_group = sample.group_log_chance.detach()
     norm = 0.0
@@ -237,8 +242,8 @@ def _step(
         if epoch > 0:
             sample = sample.again()
         if settings.epochs == 1:
-            loss = (device * sample.device_log_chance).mean()
-            loss = loss + (group * sample.group_log_chance).mean()
+            loss = (device * sample.device_log_chance).sum(dim=1).mean()
+            loss = loss + (group * sample.group_log_chance).sum(dim=1).mean()
         else:
             loss = _clipped(sample.device_log_chance, old_device, device, settings.clip_ratio)
             loss = loss + _clipped(sample.group_log_chance, old_group, group, settings.clip_ratio)
@@ -257,9 +262,10 @@ def _step(
 
 
 def _clipped(new: Tensor, old: Tensor, advantage: Tensor, clip: float) -> Tensor:
-    """Give PPO's loss: what is gained by moving further than `clip` from the old does not count."""
+    """Give PPO's loss: a choice that moves further than `clip` from the old one gains nothing."""
     ratio = (new - old).clamp(-20.0, 20.0).exp()
-    return torch.maximum(advantage * ratio, advantage * ratio.clamp(1 - clip, 1 + clip)).mean()
+    worse = torch.maximum(advantage * ratio, advantage * ratio.clamp(1 - clip, 1 + clip))
+    return worse.sum(dim=1).mean()
 
 
 def _store(state: _State) -> Stored:
