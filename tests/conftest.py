@@ -1,4 +1,4 @@
-"""What all tests share: captures are kept beside pytest's own cache, not in the user's."""
+"""What all tests share: where captures are kept, and how threads wait."""
 
 from __future__ import annotations
 
@@ -7,3 +7,6 @@ from pathlib import Path
 
 CAPTURES = Path(__file__).parent.parent / ".pytest_cache" / "captures"
 os.environ["PLACEWRIGHT_CACHE"] = str(CAPTURES)
+
+# Threads of several test processes that wait by spinning take the cores from those that work.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")

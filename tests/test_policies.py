@@ -693,10 +693,16 @@ def test_a_moving_average_is_worked_out_by_hand():
     assert baseline.mean == pytest.approx(8.47)
 
 
-def test_a_moving_average_begins_at_the_failing_signal():
-    baseline = make_baseline("moving-average", Pricing("sqrt", failure_s=100.0), 0.9)
+def test_a_moving_average_begins_at_the_failing_signal_or_at_the_first_batch():
+    pricing = Pricing("sqrt", failure_s=100.0)
+    released = make_baseline("moving-average", pricing, 0.9, True)
+    assert isinstance(released, MovingAverage)
+    assert released.mean == pytest.approx(10.0)
+    baseline = make_baseline("moving-average", pricing, 0.9, False)
     assert isinstance(baseline, MovingAverage)
-    assert baseline.mean == pytest.approx(10.0)
+    assert baseline.advantages(costs_of([2, 4]), ~KEEP).device.tolist() == [[0, 0]]
+    assert baseline.advantages(costs_of([2, 4]), KEEP).device.tolist() == [[-1, 1]]
+    assert baseline.mean == pytest.approx(3.0)
 
 
 def test_leave_one_out_with_one_grouping_is_worked_out_by_hand():
@@ -780,7 +786,12 @@ def test_settings_are_read_from_words_and_values(name, value, expected):
         ("num_groups", "1.5", "expected a whole number"),
         ("num_groups", 1.5, "expected a whole number"),
         ("num_groups", True, "expected a whole number"),
-        ("num_groups", -1, "not negative"),
+        ("num_groups", -1, "above zero"),
+        ("num_groups", 0, "expected a whole number above zero"),
+        ("temperature", "0", "expected a number above zero"),
+        ("cycle_samples", 0, "expected a whole number above zero"),
+        ("hidden", 7, "expected an even number"),
+        ("learning_rate", -1, "expected a number that is not negative"),
         ("num_groups", None, "expected a whole number"),
         ("num_groups", "none", "expected a whole number"),
         ("learning_rate", "fast", "expected a number"),
@@ -862,6 +873,7 @@ PUBLISHED = {
         "reward": "sqrt",
         "baseline": "moving-average",
         "baseline_decay": 0.9,
+        "baseline_begins_failing": True,
         "failure_s": 100.0,
         "failures_ignored_after": 1000,
         "learning_rate": 0.1,

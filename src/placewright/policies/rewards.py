@@ -83,14 +83,17 @@ class Advantages:
 class MovingAverage:
     """A baseline: the mean of past costs, the recent ones counting more."""
 
-    mean: float
+    mean: float | None = None  # None: the first batch's
     decay: float = 0.9
 
     def advantages(self, costs: Costs, keeps: NDArray[np.bool_]) -> Advantages:
         """Compare with the past, then take the samples that are kept into it."""
-        found = np.where(keeps, costs.cost - self.mean, 0.0)
-        if keeps.any():
-            self.mean = self.decay * self.mean + (1 - self.decay) * float(costs.cost[keeps].mean())
+        if not keeps.any():
+            return Advantages(np.zeros_like(costs.cost), np.zeros(len(costs.cost)))
+        now = float(costs.cost[keeps].mean())
+        before = now if self.mean is None else self.mean
+        found = np.where(keeps, costs.cost - before, 0.0)
+        self.mean = self.decay * before + (1 - self.decay) * now
         return Advantages(found, found.mean(axis=1))
 
 
@@ -142,9 +145,11 @@ class NoBaseline:
 AnyBaseline = MovingAverage | LeaveOneOut | NoBaseline
 
 
-def make_baseline(name: Baseline, pricing: Pricing, decay: float) -> AnyBaseline:
-    """Make a baseline; a moving average begins at the failing signal's cost, as released."""
+def make_baseline(
+    name: Baseline, pricing: Pricing, decay: float, begins_failing: bool
+) -> AnyBaseline:
+    """Make a baseline; a moving average may begin at the failing signal's cost."""
     if name == "moving-average":
         first = SHAPES[pricing.reward](np.array([pricing.failure_s]), pricing.failure_s)
-        return MovingAverage(float(first[0]), decay)
+        return MovingAverage(float(first[0]) if begins_failing else None, decay)
     return LeaveOneOut() if name == "leave-one-out" else NoBaseline()

@@ -30,6 +30,7 @@ class Training:
     failure_s: float = 100.0  # the failing signal
     baseline: Baseline = "moving-average"
     baseline_decay: float = 0.9
+    baseline_begins_failing: bool = False  # at the failing signal, not at the first batch's mean
     failures_ignored_after: int | None = 1000  # updates; None: never
     learning_rate: float = 0.1
     learning_rate_decay: float = 1.0  # every `decay_every` updates after `decay_after`
@@ -89,7 +90,7 @@ Settings = ColocRL | Hierarchical
 PRESETS: dict[str, Settings] = {
     "colocrl": ColocRL(
         training=Training(
-            learning_rate=0.01, failures_ignored_after=5000, tanh_constant=0.0, temperature=1.0
+            learning_rate=0.001, failures_ignored_after=5000, tanh_constant=0.0, temperature=1.0
         ),
     ),
     "hierarchical": Hierarchical(),
@@ -102,6 +103,7 @@ PRESETS: dict[str, Settings] = {
         num_neighbours=10,
         counts_edges=True,
         training=Training(
+            baseline_begins_failing=True,
             learning_rate_decay=0.95,
             decay_after=400,
             temperature=1.0,
@@ -141,6 +143,13 @@ PRESETS: dict[str, Settings] = {
 """The settings of the learned placers, by name."""
 
 
+POSITIVE = frozenset(
+    "max_groups hidden num_placements num_groups groups_per_device num_groupings grouper_hidden"
+    " type_size temperature epochs cycle_samples decay_every failure_s".split()
+)
+"""Settings that cannot be zero."""
+
+
 def change(settings: Settings, options: Mapping[str, Any]) -> Settings:
     """
     Change settings by name, those of training too.
@@ -158,7 +167,13 @@ def change(settings: Settings, options: Mapping[str, Any]) -> Settings:
             raise InputError(f"There is no option `{name}`. There are: {known}.")
     mine = {k: _value(type(settings), k, v) for k, v in options.items() if k in own}
     theirs = {k: _value(Training, k, v) for k, v in options.items() if k not in own}
-    return replace(settings, training=replace(settings.training, **theirs), **mine)
+    changed = replace(settings, training=replace(settings.training, **theirs), **mine)
+    if isinstance(changed, Hierarchical) and changed.hidden % 2:
+        raise InputError(
+            f"The option `hidden` is `{changed.hidden}`; expected an even number, half of it for"
+            " each direction."
+        )
+    return changed
 
 
 def _value(owner: type, name: str, value: Any) -> Any:
@@ -192,9 +207,12 @@ def _number(name: str, value: Any, kind: type) -> Any:
     except (TypeError, ValueError, OverflowError):
         number = None
     is_whole = kind is not int or number == (float(value) if number is not None else 0)
-    if number is None or isinstance(value, bool) or not is_whole or not 0 <= number < 2**53:
+    is_wrong = number is None or isinstance(value, bool) or not is_whole
+    is_wrong = is_wrong or not 0 <= number < 2**53 or (number == 0 and name in POSITIVE)
+    if is_wrong:
         what = "a whole number" if kind is int else "a number"
-        raise InputError(f"The option `{name}` is `{value}`; expected {what} that is not negative.")
+        least = "above zero" if name in POSITIVE else "that is not negative"
+        raise InputError(f"The option `{name}` is `{value}`; expected {what} {least}.")
     return number
 
 

@@ -153,7 +153,12 @@ def _begin(
         policy,
         torch.optim.Adam(policy.networks.parameters(), lr=settings.learning_rate, fused=True),
         np.random.default_rng([run.seed, cycle]),
-        make_baseline(settings.baseline, pricing, settings.baseline_decay),
+        make_baseline(
+            settings.baseline,
+            pricing,
+            settings.baseline_decay,
+            settings.baseline_begins_failing,
+        ),
         cycle,
         samples,
     )
