@@ -336,7 +336,7 @@ def test_ablations_change_one_thing_and_run_the_base_once():
     assert {"num_groups": 256} not in [c.options for c in plain]
     assert not any("fit" in c.options for c in plain)
     tight = [c for c in cells if c.cluster == "k40x2-tight"]
-    assert {"fit": "repair"} in [c.options for c in tight]
+    assert {"fit": "mask"} in [c.options for c in tight]
     assert not any("reward" in c.options for c in tight)
 
 

@@ -120,8 +120,8 @@ MAY_IMPORT = {
     "policies.seq2seq": {"policies._kernels"},
     "policies.checkpoint": {"errors", "files", "placers.run", "problem"},
     "policies.training": {
-        "errors", "placers.repair", "placers.run", "policies.checkpoint", "policies.rewards",
-        "policies.seq2seq", "policies.settings",
+        "errors", "placers.run", "policies.checkpoint", "policies.rewards", "policies.seq2seq",
+        "policies.settings",
     },
     "policies.colocrl": {
         "grouping", "placers.groups", "placers.run", "policies._kernels", "policies.features",

@@ -48,6 +48,7 @@ class Evaluator(Protocol):
 
     problem: Problem
     objective: Objective
+    overlap: bool  # for throughput: computing and copying overlap
     num_samples: int  # candidates evaluated so far
 
     def evaluate(self, candidates: Sequence[Candidate]) -> Evaluations:

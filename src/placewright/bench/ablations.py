@@ -48,7 +48,20 @@ def _each(placer: str, option: str, *values: Option, is_about_memory: bool = Fal
 
 _BASE, _PLUS = "hierarchical", "hierarchical-plus"
 PLACERS = (_BASE, _PLUS)
-_PLUS_OPTIONS = ("any_edges", "device_features", "tied_layers", "path_features")
+_PLUS_OPTIONS = (
+    "any_edges",
+    "device_features",
+    "equal_devices",
+    "tied_layers",
+    "path_features",
+    "aligned",
+)
+_PLUS_TRAINING: dict[str, Option] = {
+    "baseline": "moving-average",
+    "entropy": 0.0,
+    "epochs": 1,
+    "scaled_advantages": False,
+}
 
 CHANGES = (
     *_each(_BASE, "reward", "sqrt", "identity", "log1p", "improvement"),
@@ -66,8 +79,9 @@ CHANGES = (
     *(change for name in _PLUS_OPTIONS for change in _each(_BASE, name, True)),
     *_each(_BASE, "failure", "constant", "penalty", is_about_memory=True),
     *_each(_BASE, "failures_ignored_after", None, 0, is_about_memory=True),
-    *_each(_BASE, "fit", "none", "mask", "repair", is_about_memory=True),
+    *_each(_BASE, "fit", "none", "mask", is_about_memory=True),
     *(change for name in _PLUS_OPTIONS for change in _each(_PLUS, name, False)),
+    *(Change(_PLUS, {name: value}) for name, value in _PLUS_TRAINING.items()),
     *_each(_PLUS, "fit", "none", is_about_memory=True),
 )
 """One change each; those that change nothing are the base itself."""

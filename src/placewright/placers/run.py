@@ -170,9 +170,10 @@ class Run:
             self.history.append(self._entry())
         self._recent += zip(found.objective_s, found.overflow_bytes == 0, strict=True)
         if len(self._recent) >= max(MEAN_EVERY, self.num_samples * MEAN_SHARE):
-            times = [time_s for time_s, _ in self._recent]
+            times = [time_s for time_s, _ in self._recent if np.isfinite(time_s)]
             fits = [fits for _, fits in self._recent]
-            self.history.append(self._entry(float(np.mean(times)), float(np.mean(fits))))
+            if times:
+                self.history.append(self._entry(float(np.mean(times)), float(np.mean(fits))))
             self._recent.clear()
         if self.progress is not None:
             self.progress(self)

@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from placewright import files
@@ -48,26 +47,31 @@ class Identity:
         return cls(
             graph=problem.graph.fingerprint,
             cluster=problem.cluster.fingerprint,
-            costs=_cost_digest(problem),
-            objective=run.evaluator.objective,
-            grouping="" if run.grouping is None else _digest(np.asarray(run.grouping)),
+            costs=_other_digest(problem),
+            objective=f"{run.evaluator.objective}, overlap {run.evaluator.overlap}",
+            grouping="" if run.grouping is None else _digest(np.asarray(run.grouping).tobytes()),
             placer=placer,
             seed=run.seed,
         )
 
 
-def _cost_digest(problem: Problem) -> str:
-    """Give a digest of what a cluster's fingerprint leaves out: times, links and memory."""
-    cluster = problem.cluster
+def _other_digest(problem: Problem) -> str:
+    """Digest what fingerprints leave out: times, links, memory; phases, modules, shapes."""
+    graph, cluster = problem.graph, problem.cluster
     return _digest(
-        problem.costs.op_ps, cluster.memory_bytes, cluster.latency_s, cluster.bytes_per_s
+        problem.costs.op_ps.tobytes(),
+        cluster.memory_bytes.tobytes(),
+        cluster.latency_s.tobytes(),
+        cluster.bytes_per_s.tobytes(),
+        repr((cluster.link_channels, graph.op_phases, graph.op_modules)).encode(),
+        repr(graph.tensor_shapes).encode(),
     )
 
 
-def _digest(*arrays: NDArray[Any]) -> str:
+def _digest(*parts: bytes) -> str:
     found = hashlib.sha256()
-    for array in arrays:
-        found.update(np.ascontiguousarray(array).tobytes())
+    for part in parts:
+        found.update(part)
     return found.hexdigest()[:16]
 
 
@@ -167,7 +171,7 @@ def _check(path: Path, values: dict[str, Any], identity: Identity) -> None:
     names = {
         "graph": "another graph",
         "cluster": "another cluster",
-        "costs": "other op times, links or memory",
+        "costs": "other op times, links, memory, modules or shapes",
         "objective": f"the objective {theirs['objective']}",
         "grouping": "another grouping",
         "seed": f"the seed {theirs['seed']}",

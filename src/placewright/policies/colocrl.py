@@ -33,7 +33,7 @@ def place_colocrl(run: Run, settings: ColocRL) -> None:
     units = Units.of(run.problem, grouping)
     train(
         run,
-        lambda: SequencePolicy(run.problem, settings, units),
+        lambda _: SequencePolicy(run.problem, settings, units),
         settings.training,
         describe(settings),
     )

@@ -70,17 +70,20 @@ class Decisions:
 
 def place_hierarchical(run: Run, settings: Hierarchical) -> None:
     """Train a Hierarchical Planner on the run's problem until the run is over."""
-    problem = run.problem
-    decisions = _decisions(problem, settings, run.grouping)
     room = Room(settings.num_outputs, settings.num_dims, settings.num_neighbours)
-    units = UnitFeatures.of(problem, decisions.unit_of, room)
-    fixed = _fixed_grouping(settings, decisions, run.seed)
+
+    def make_planner(cycle: int) -> Planner:
+        finer = replace(settings, num_groups=settings.num_groups * 2**cycle)
+        decisions = _decisions(run.problem, finer, run.grouping)
+        units = UnitFeatures.of(run.problem, decisions.unit_of, room)
+        fixed = _fixed_grouping(settings, decisions, run.seed)
+        return Planner(run.problem, settings, decisions, units, fixed)
+
     train(
         run,
-        lambda: Planner(problem, settings, decisions, units, fixed),
+        make_planner,
         settings.training,
         describe(settings),
-        repairs=settings.fit == "repair",
     )
 
 
@@ -103,7 +106,7 @@ def _tied(problem: Problem, num_groups: int) -> Decisions:
     """
     Cut each layer's forward and backward pass into stretches of equal work; tie equal layers.
 
-    Each pass has groups of its own, as many as `num_groups` allows, at least one. Which stretch
+    Each pass has groups of its own, as many as `num_groups` allows, at least two. Which stretch
     goes into which of them is decided once for all layers that are equal.
     """
     graph = problem.graph

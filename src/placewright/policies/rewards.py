@@ -28,7 +28,7 @@ SHAPES: dict[Reward, Callable[[FloatArray, float], FloatArray]] = {
     "sqrt": lambda time_s, _: np.sqrt(time_s),
     "identity": lambda time_s, _: time_s,
     "log1p": lambda time_s, _: np.log1p(time_s),
-    "improvement": lambda time_s, best_s: time_s / best_s - 1.0,
+    "improvement": lambda time_s, best_s: time_s / max(best_s, 1e-12) - 1.0,
 }
 """A time's cost, by the reward's name; `improvement` is how far it is from the best before it."""
 

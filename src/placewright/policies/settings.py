@@ -18,7 +18,7 @@ from placewright.errors import InputError
 from placewright.policies.rewards import Baseline, Failure, Reward
 
 Grouping = Literal["learned", "random", "none"]
-Fit = Literal["none", "mask", "repair"]
+Fit = Literal["none", "mask"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +81,7 @@ class Hierarchical:
     tied_layers: bool = False  # plus: layers are cut alike where they are alike
     path_features: bool = False  # plus: critical path, time and memory
     aligned: bool = False  # plus: the decoder sees the group that it places
-    fit: Fit = "none"  # plus: what does not fit is not chosen, or is repaired
+    fit: Fit = "none"  # plus: a device without room is not chosen
     training: Training = field(default_factory=Training)
 
 
@@ -114,8 +114,8 @@ PRESETS: dict[str, Settings] = {
     ),
     "hierarchical-plus": Hierarchical(
         num_groups=64,
-        num_groupings=2,
-        num_placements=32,
+        num_groupings=8,
+        num_placements=8,
         hidden=64,
         any_edges=True,
         device_features=True,
@@ -173,6 +173,8 @@ def change(settings: Settings, options: Mapping[str, Any]) -> Settings:
             f"The option `hidden` is `{changed.hidden}`; expected an even number, half of it for"
             " each direction."
         )
+    if changed.training.noise and changed.training.epochs > 1:
+        raise InputError("`noise` goes with one epoch a batch only; set `epochs=1` or `noise=0`.")
     return changed
 
 

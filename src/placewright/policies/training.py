@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from placewright.errors import InputError
-from placewright.placers.repair import repair
 from placewright.placers.run import Run
 from placewright.policies.checkpoint import (
     Identity,
@@ -84,10 +83,9 @@ class _State:
 
 def train(
     run: Run,
-    make_policy: Callable[[], Policy],
+    make_policy: Callable[[int], Policy],
     settings: Training,
     described: dict[str, Any],
-    repairs: bool = False,
 ) -> None:
     """
     Train policies until the run is over.
@@ -97,13 +95,11 @@ def train(
     run
         What to place, the budget, where checkpoints go.
     make_policy
-        Makes a new policy, its weights drawn from PyTorch's random numbers.
+        Makes the policy of a cycle, its weights drawn from PyTorch's random numbers.
     settings
         How to train.
     described
         The placer's settings: a checkpoint made with others is refused.
-    repairs
-        While nothing that fits was found, the best sample is made to fit, beside the training.
 
     Raises
     ------
@@ -135,19 +131,17 @@ def train(
                 )
                 return
             scalars.write(run, _update(run, state, settings))
-            if repairs and run.key[0] > 0 and run.best is not None:
-                repair(run, np.asarray(run.best.placement))
     if run.folder is not None:
         save_checkpoint(run, identity, _store(state))
 
 
 def _begin(
-    run: Run, make_policy: Callable[[], Policy], settings: Training, cycle: int, samples: int
+    run: Run, make_policy: Callable[[int], Policy], settings: Training, cycle: int, samples: int
 ) -> _State:
     """Begin a cycle with a new policy; the same seed and cycle make the same one."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(np.random.SeedSequence([run.seed, cycle]).generate_state(1)[0]))
-        policy = make_policy()
+        policy = make_policy(cycle)
     pricing = Pricing(settings.reward, settings.failure, settings.failure_s)
     return _State(
         policy,
@@ -290,7 +284,7 @@ def _store(state: _State) -> Stored:
 
 
 def _restore(
-    run: Run, make_policy: Callable[[], Policy], settings: Training, stored: Stored
+    run: Run, make_policy: Callable[[int], Policy], settings: Training, stored: Stored
 ) -> _State:
     """Set training to where a checkpoint was taken."""
     values, tensors = stored.values, stored.tensors
