@@ -2,12 +2,14 @@
 What placewright does today, in under two minutes: a real model, captured and placed.
 
 Run it with ``make demo``. It captures a translation model of the papers from PyTorch, places it as
-people do and as `auto` does, on the papers' machine and on one with too little memory for one GPU,
-and writes a plan and a timeline of each placement to ``demo/``.
+people do, as a policy that learns from scratch does, and as `auto` does, on the papers' machine and
+on one with too little memory for one GPU. It writes a plan and a timeline of each placement, and a
+picture of `auto`'s, to ``demo/``.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from pathlib import Path
@@ -17,6 +19,7 @@ from rich.console import Console
 
 import placewright as pw
 from placewright.placers.experts import BASELINES
+from placewright.report.drawing import draw_placement
 from placewright.report.facts import describe_graph
 from placewright.report.terminal import table
 from placewright.units import format_bytes, format_count, format_time
@@ -41,6 +44,7 @@ def placements(problem: pw.Problem) -> dict[str, np.ndarray]:
 
 def main(folder: Path = Path("demo")) -> None:
     """Capture, place, simulate; print tables; write plans and timelines."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before PyTorch is loaded
     console = Console(highlight=False, soft_wrap=True)
     folder.mkdir(exist_ok=True)
     began = time.perf_counter()
@@ -74,6 +78,8 @@ def main(folder: Path = Path("demo")) -> None:
         f"  placewright simulate {MODEL} --cluster {CLUSTER}"
         f" --plan {folder}/auto.plan.json\n"
         "      says which ops and transfers make that step as long as it is;\n"
+        f"  {folder}/auto.placement.png\n"
+        "      is a picture of it: layers by depth, a colour for each GPU, white for the CPU;\n"
         f"  {folder}/auto.trace.json\n"
         "      opens at https://ui.perfetto.dev and shows every op and transfer on its device;\n"
         "  placewright place file.py:function --cluster laptop\n"
@@ -85,8 +91,11 @@ def show(console: Console, problem: pw.Problem, title: str, folder: Path | None 
     """Simulate every placement and show them in a table; write them to `folder`."""
     bound_s = pw.lower_bounds(problem).best_s
     shown = table(title, "placement", "step time", "over bound", "moved", "peak", "fits")
-    found = pw.place(problem, budget=BUDGET)
-    for name, placement in {**placements(problem), "auto": found.placement}.items():
+    ways = placements(problem)
+    learned = pw.place(problem, "hierarchical-plus", budget=BUDGET)
+    found = pw.place(problem, "auto", budget=BUDGET)
+    ways |= {"hierarchical-plus": learned.placement, "auto": found.placement}
+    for name, placement in ways.items():
         timeline = pw.simulate(problem, placement)
         if folder is not None:
             stem = re.sub(r"\W+", "-", name.lower())
@@ -102,8 +111,14 @@ def show(console: Console, problem: pw.Problem, title: str, folder: Path | None 
             "yes" if timeline.is_feasible else "no",
         )
     console.print(shown)
+    if folder is not None:
+        names, kinds = problem.cluster.device_names, problem.cluster.device_kinds
+        title = f"{MODEL} on {CLUSTER} by auto: simulated step {format_time(found.makespan_s)}"
+        path = folder / "auto.placement.png"
+        draw_placement(problem.graph, names, kinds, found.placement, path, title)
     console.print(
-        f"auto had {BUDGET}: {found.samples:,} simulated placements. {found.reason}\n"
+        f"hierarchical-plus learned from scratch for {BUDGET}: {learned.samples:,} simulated"
+        f" placements.\nauto had {BUDGET} too: {found.samples:,}. {found.reason}\n"
         f"No placement takes less than {format_time(bound_s)} (proven lower bound)."
     )
 

@@ -63,6 +63,7 @@ class Judge:
     """An evaluator that is told what placements cost, and keeps the mean of every batch."""
 
     objective = "latency"
+    overlap = True
 
     def __init__(self, problem, cost, overflow=0):
         self.problem, self.cost, self.overflow = problem, cost, overflow
@@ -313,8 +314,8 @@ def refused(folder, words, problem=None, placer=None, **more):
 
 def test_a_checkpoint_of_anything_else_is_refused(kept):
     refused(kept, "is of another graph", problem=wide(length=5))
-    refused(kept, "is of other op times, links or memory", problem=wide((10, 11)))
-    refused(kept, "is of other op times, links or memory", problem=wide(memory=1000))
+    refused(kept, "is of other op times, links, memory, modules or shapes", problem=wide((10, 11)))
+    refused(kept, "is of other op times, links, memory, modules or shapes", problem=wide(memory=1000))
     refused(kept, "is of the objective latency", objective="throughput")
     refused(kept, "is of the seed 0", seed=1)
     refused(kept, "another placer", placer=SMALL["colocrl"])
@@ -541,7 +542,7 @@ def learned_cost(world, seed, num_updates, settings=PLANTED, without=nothing):
     judge = Judge(tiny.chain(), world.cost)
     num_samples = num_updates * world.num_groupings * world.num_placements
     run = Run(judge.problem, judge, seed, Budget(samples=num_samples))
-    train(run, lambda: Alone(world, without), settings, {})
+    train(run, lambda _: Alone(world, without), settings, {})
     return np.mean(judge.means[-10:])
 
 
