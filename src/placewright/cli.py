@@ -81,6 +81,10 @@ JsonOption = Annotated[
 ]
 
 
+WIDE = 150
+"""Tables with many columns are this wide, even where a terminal has to wrap them."""
+
+
 def _show_version(is_asked: bool) -> None:
     if is_asked:
         from placewright import __version__
@@ -467,7 +471,7 @@ def bench(
                 raise typer.Exit(130) from None
         tables = make_tables(chosen, choice, book.read())
         for each in tables:
-            _print(show(each))
+            _print(show(each), WIDE)
         if markdown is not None:
             write_markdown(markdown, name.value, tables)
 
@@ -957,10 +961,12 @@ def _user_errors() -> Iterator[None]:
         raise typer.Exit(2) from None
 
 
-def _print(what: Any) -> None:
+def _print(what: Any, min_width: int = 0) -> None:
     from rich.console import Console
 
-    Console(highlight=False, markup=False).print(what, soft_wrap=isinstance(what, str))
+    console = Console(highlight=False, markup=False)
+    console.width = max(console.width, min_width)
+    console.print(what, soft_wrap=isinstance(what, str))
 
 
 def _print_json(what: Any) -> None:
