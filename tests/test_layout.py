@@ -175,13 +175,28 @@ MAY_IMPORT = {
         "bench.tables", "bench.testbeds", "errors", "placers.experts", "placers.run", "units",
     },
     "__version__": set(),
-    "cli": {
-        "__version__", "bench.cells", "bench.pool", "bench.running", "bench.tables", "bounds",
-        "cluster", "comparing", "errors", "frontends._cache", "frontends.onnx", "graph", "load",
-        "placers.experts", "placers.run", "placing", "plan", "problem", "report._figure",
-        "report.curves", "report.drawing", "report.facts", "report.live", "report.named",
-        "report.terminal", "simulator", "timeline", "trace", "units", "zoo",
+    "cli._options": set(),
+    "cli._shared": {
+        "bounds", "errors", "frontends._cache", "frontends.onnx", "graph", "load", "placers.run",
+        "problem", "report.live", "simulator", "timeline",
     },
+    "cli.models": {
+        "bounds", "cli._options", "cli._shared", "cluster", "errors", "load", "placers.experts",
+        "placing", "problem", "report.facts", "report.terminal", "timeline", "zoo",
+    },
+    "cli.placing": {
+        "bounds", "cli._options", "cli._shared", "comparing", "errors", "load", "placers.experts",
+        "placing", "plan", "problem", "report.terminal", "trace",
+    },
+    "cli.pictures": {
+        "cli._options", "cli._shared", "errors", "graph", "plan", "report._figure",
+        "report.curves", "report.drawing", "report.named", "units", "zoo",
+    },
+    "cli.benches": {
+        "bench.cells", "bench.pool", "bench.running", "bench.tables", "cli._shared",
+    },
+    "cli": {"__version__", "cli.benches", "cli.models", "cli.pictures", "cli.placing"},
+    "cli.__main__": {"cli"},
 }  # fmt: skip
 
 

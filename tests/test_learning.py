@@ -315,7 +315,9 @@ def refused(folder, words, problem=None, placer=None, **more):
 def test_a_checkpoint_of_anything_else_is_refused(kept):
     refused(kept, "is of another graph", problem=wide(length=5))
     refused(kept, "is of other op times, links, memory, modules or shapes", problem=wide((10, 11)))
-    refused(kept, "is of other op times, links, memory, modules or shapes", problem=wide(memory=1000))
+    refused(
+        kept, "is of other op times, links, memory, modules or shapes", problem=wide(memory=1000)
+    )
     refused(kept, "is of the objective latency", objective="throughput")
     refused(kept, "is of the seed 0", seed=1)
     refused(kept, "another placer", placer=SMALL["colocrl"])

@@ -1,0 +1,167 @@
+"""What commands share: loading, warming up, results and errors in words."""
+
+from __future__ import annotations
+
+import gc
+import json
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from placewright.graph import Graph
+    from placewright.placers.run import Run
+    from placewright.problem import Candidate, Problem
+    from placewright.timeline import Timeline
+
+
+@contextmanager
+def user_errors() -> Iterator[None]:
+    """Turn a wrong input, or an output that cannot be written, into a sentence and exit code 2."""
+    from placewright.errors import InputError
+
+    try:
+        yield
+    except InputError as error:
+        typer.echo(f"placewright: {error}", err=True)
+        raise typer.Exit(2) from None
+    except OSError as error:
+        typer.echo(f"placewright: The result cannot be written: {error.strerror}.", err=True)
+        sys.stdout = None  # what is left in its buffer would only fail again at exit
+        raise typer.Exit(2) from None
+
+
+def load_graph(model: str, dim: list[str] | None) -> Graph:
+    """Load a model, saying what takes long and what it could not price."""
+    from placewright.errors import InputError
+    from placewright.frontends._cache import cache_folder
+    from placewright.load import load_model
+
+    dims = {}
+    for text in dim or []:
+        name, equals, size = text.partition("=")
+        if not equals or not name or not size.isdecimal() or name in dims:
+            raise InputError(
+                f"`--dim {text}` cannot be used; expected `--dim NAME=SIZE`, SIZE a whole number,"
+                " once for each name."
+            )
+        dims[name] = int(size)
+    kept = ", once (later it is read from the cache)" if cache_folder() is not None else ""
+    with _says_after(1.0, f"Capturing {model}{kept}..."):
+        graph = load_model(model, dims=dims)
+    if model.endswith(".onnx"):
+        from placewright.frontends.onnx import unpriced_kinds
+
+        kinds = unpriced_kinds(graph)
+        if kinds:
+            words = f"placewright: Priced only by the bytes they move: {', '.join(kinds)}."
+            typer.echo(words, err=True)
+    return graph
+
+
+def timeline_of(problem: Problem, candidate: Candidate) -> Timeline:
+    """Simulate, saying so if the simulator has to be compiled first."""
+    warm_up(problem)
+    from placewright import simulator
+
+    return simulator.simulate(problem, candidate)
+
+
+def warm_up(problem: Problem) -> None:
+    """Have the simulator compiled, saying so if that takes long."""
+    words = "Compiling the simulator, once for this machine (about ten seconds)..."
+    with _says_after(1.0, words), _quick_imports():
+        from placewright import simulator
+
+        simulator.warm_up(problem)
+
+
+@contextmanager
+def show_progress(problem: Problem, is_quiet: bool) -> Iterator[Callable[[Run], None] | None]:
+    """Show how a run goes: a live line on a terminal, a line a second elsewhere, or nothing."""
+    if is_quiet:
+        yield None
+        return
+    from placewright.bounds import lower_bounds
+    from placewright.report.live import Live
+
+    live = Live(lower_bounds(problem).best_s)
+    try:
+        yield live
+    finally:
+        live.close()
+
+
+def describe_timeline(timeline: Timeline) -> dict[str, Any]:
+    """Give a timeline's figures, as `--json` prints them."""
+    names = timeline.problem.cluster.device_names
+    return {
+        "makespan_s": timeline.makespan_s,
+        "is_feasible": timeline.is_feasible,
+        "overflow_bytes": timeline.overflow_bytes,
+        "peak_bytes": dict(zip(names, timeline.peak_bytes.tolist(), strict=True)),
+        "device_utilisation": dict(zip(names, timeline.device_utilisation.tolist(), strict=True)),
+        "num_transfers": len(timeline.transfers),
+        "moved_bytes": timeline.moved_bytes,
+    }
+
+
+def split_words(text: str | None) -> list[str] | None:
+    """Split a list with commas between."""
+    return None if text is None else [word.strip() for word in text.split(",")]
+
+
+def print_out(what: Any, min_width: int = 0) -> None:
+    """Print a table or a sentence for people."""
+    from rich.console import Console
+
+    console = Console(highlight=False, markup=False)
+    console.width = max(console.width, min_width)
+    console.print(what, soft_wrap=isinstance(what, str))
+
+
+def print_json(what: Any) -> None:
+    """Print a result for other programs."""
+    print(json.dumps(what, indent=1), flush=True)
+
+
+def say_unless(is_quiet: bool) -> Callable[[str], None]:
+    """Give what says words on standard error, or keeps them to itself."""
+    return (lambda _: None) if is_quiet else (lambda words: typer.echo(words, err=True))
+
+
+@contextmanager
+def _says_after(seconds: float, words: str) -> Iterator[None]:
+    """Say `words` if what is inside takes longer than `seconds`."""
+    timer = threading.Timer(seconds, lambda: print(words, file=sys.stderr, flush=True))
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+@contextmanager
+def _quick_imports() -> Iterator[None]:
+    """
+    Let numba load in two thirds of its time.
+
+    Meanwhile nothing is collected, though many objects are made; and scipy's BLAS, which numba
+    looks for and the simulator has no use for, seems not to be installed.
+    """
+    blas = "scipy.linalg.cython_blas"
+    modules: dict[str, Any] = sys.modules
+    hidden = blas not in modules
+    if hidden:
+        modules[blas] = None
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        if hidden:
+            del modules[blas]
