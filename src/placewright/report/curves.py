@@ -44,13 +44,13 @@ LOG_FROM = 4.0
 LABEL_GAP = 10.0
 AXES = (("samples", "samples"), ("wall_s", "seconds"))
 CAPTION = (
-    "Thick: best so far, dashed while it does not fit memory. Thin: mean of late samples, of"
-    " placers that learn. Bands: lowest to highest of several runs."
+    "Thick: best so far, dashed while it does not fit memory. Thin: mean of recent"
+    " samples. Bands: lowest to highest of several runs."
 )
 
 
 class Point(msgspec.Struct, frozen=True):
-    """One entry of a history: the best so far, and of learned placers the mean of late samples."""
+    """One entry of a history: the best so far, or the mean of recent samples too."""
 
     wall_s: float
     samples: int
