@@ -280,6 +280,7 @@ def place(
     if not timeline.is_feasible:
         proof = why_nothing_fits(problem)
         reason = f"Nothing fits: {proof}" if proof else "No placement that fits was found."
+        reason += chosen.advice if not proof and isinstance(chosen, Learned) else ""
     return Result(
         problem=problem,
         candidate=run.best,

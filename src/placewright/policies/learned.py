@@ -38,6 +38,16 @@ class Learned:
 
             place_hierarchical(run, self.settings)
 
+    @property
+    def advice(self) -> str:
+        """Say what to try when nothing that the policy sampled fits."""
+        if self.settings.training.failure == "penalty":
+            return ""
+        return (
+            " All samples failed alike, which teaches a policy nothing; try `failure=penalty`"
+            " (`--set`), or the placer `hierarchical-plus`."
+        )
+
 
 POLICIES: dict[str, Learned] = {name: Learned(settings) for name, settings in PRESETS.items()}
 """The learned placers, by name."""
