@@ -308,7 +308,7 @@ def test_the_first_seed_of_everything_comes_first():
         assert [c.seed for c in cells] == sorted(c.seed for c in cells)
         assert len({c.key for c in cells}) == len(cells)
     assert (
-        len(running.plan_cells(running.BENCHES["table1"], running.Choice(is_quick=True))) == 24 * 11
+        len(running.plan_cells(running.BENCHES["table1"], running.Choice(is_quick=True))) == 14 * 11
     )
     assert len(running.plan_cells(running.BENCHES["table1"], running.Choice())) == 24 * (4 + 7 * 3)
     assert len(cells) == 6 * 2 * (3 + 20 + 1)

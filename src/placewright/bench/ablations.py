@@ -25,7 +25,7 @@ TESTBEDS = (
 )
 
 FULL = Effort("600s, 2000 samples", 5)
-QUICK = Effort("120s, 200 samples", 2)
+QUICK = Effort("120s, 200 samples", 2, models=("nmt-2",))
 
 
 @dataclass(frozen=True)

@@ -54,6 +54,7 @@ class Effort:
     budget: str
     num_seeds: int
     num_groupings: int = 0  # random ones, where a bench draws some
+    models: tuple[str, ...] | None = None  # only these, unless others are asked for
 
 
 class Point(msgspec.Struct, frozen=True, array_like=True):

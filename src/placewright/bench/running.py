@@ -72,7 +72,8 @@ def plan_cells(bench: Bench, choice: Choice) -> list[Cell]:
         effort = dataclasses.replace(effort, budget=_capped(choice.budget, effort.budget))
     if choice.num_seeds is not None:
         effort = dataclasses.replace(effort, num_seeds=choice.num_seeds)
-    return bench.plan(choose(bench.testbeds, choice.models, choice.clusters), effort)
+    models = effort.models if choice.models is None else choice.models
+    return bench.plan(choose(bench.testbeds, models, choice.clusters), effort)
 
 
 def _capped(text: str, standard: str) -> str:

@@ -19,7 +19,7 @@ TESTBEDS = K40
 PLACERS = ("hierarchical-plus", "hierarchical")
 
 FULL = Effort("600s, 5000 samples", 3, 20)
-QUICK = Effort("120s, 200 samples", 1, 5)
+QUICK = Effort("120s, 200 samples", 1, 3, models=("inception-v3-b1", "nmt-2"))
 
 _NOTES = (
     "Every cell of a row has the same number of samples and groups; `samples` is the fewest that"

@@ -32,7 +32,7 @@ def bench(
         ),
     ],
     quick: Annotated[
-        bool, typer.Option("--quick", help="Little budget and few seeds: to see that it works.")
+        bool, typer.Option("--quick", help="Few models and seeds, little budget: minutes.")
     ] = False,
     out: Annotated[
         Optional[Path],
