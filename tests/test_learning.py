@@ -211,7 +211,7 @@ def told_of(result):
         result.placement.tolist(),
         result.objective_s,
         result.samples,
-        [(e.samples, e.objective_s, e.overflow_bytes) for e in result.history if e.mean_s is None],
+        [(e.samples, e.objective_s, e.mean_s, e.feasible) for e in result.history],
     )
 
 
@@ -369,7 +369,7 @@ def test_a_file_that_is_no_checkpoint_is_refused(kept):
     save_file({"x": torch.zeros(1)}, kept / WEIGHTS)
     refused(kept, "cannot be read")
     save_file({"x": torch.zeros(1)}, kept / WEIGHTS, metadata={"placewright": "{}"})
-    refused(kept, "is of version None")
+    refused(kept, "is no checkpoint of a placewright run")
     (kept / WEIGHTS).write_bytes(b"nonsense")
     refused(kept, "cannot be read")
 
@@ -385,9 +385,17 @@ def test_nothing_to_go_on_with_is_refused(tmp_path):
 
 
 def test_only_learned_placers_with_a_folder_are_resumed(tmp_path):
-    for more in ({"placer": "annealing", "folder": tmp_path}, {"placer": SMALL["colocrl"]}):
-        with pytest.raises(InputError, match="Only a learned placer with a folder"):
-            place(wide(), **more, budget="10 samples", resume=True)
+    with pytest.raises(InputError, match="Only learned placers can do that: colocrl"):
+        place(wide(), "annealing", folder=tmp_path, budget="10 samples", resume=True)
+    with pytest.raises(InputError, match="Only learned placers can do that: colocrl"):
+        place(wide(), "annealing", tensorboard=tmp_path, budget="10 samples")
+    with pytest.raises(InputError, match="`resume` needs a folder"):
+        place(wide(), SMALL["colocrl"], budget="10 samples", resume=True)
+
+
+def test_a_negative_seed_is_refused():
+    with pytest.raises(InputError, match="`seed` is -1; expected a whole number"):
+        place(wide(), SMALL["colocrl"], budget="10 samples", seed=-1)
 
 
 def test_a_folder_that_cannot_be_made_is_told_of(tmp_path):

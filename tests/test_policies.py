@@ -657,7 +657,7 @@ def test_a_failure_costs_the_failing_signal():
 def test_a_penalised_failure_costs_its_time_and_what_it_lacks():
     pricing = Pricing("identity", "penalty", 100.0)
     costs = pricing.cost(found([2.0, 2.0, 2.0, np.nan], [0, 1, 50, 50]), 1, 100.0, 1.0)
-    assert costs.cost.tolist() == [pytest.approx([2.0, 2 * 1.6, 2 * 6.5, 100.0])]
+    assert costs.cost.tolist() == [pytest.approx([2.0, 2 * 1.52, 2 * 2.5, 100.0])]
     assert costs.has_failed.tolist() == [[False, True, True, True]]
 
 
@@ -667,6 +667,13 @@ def test_a_penalised_failure_always_costs_more_than_what_fits_in_the_same_time(r
     for time_s, over in product((1e-6, 1e-3, 1.0, 50.0, 1e4), (1, 10**6, 10**12)):
         costs = pricing.cost(found([time_s, time_s], [0, over]), 1, 1e10, 1e-3).cost[0]
         assert costs[1] > costs[0]
+
+
+def test_leave_one_out_with_one_placement_a_grouping_compares_groupings():
+    costs = Costs(np.array([[1.0], [2.0], [6.0]]), np.zeros((3, 1), dtype=np.bool_))
+    found_ = LeaveOneOut().advantages(costs, np.ones((3, 1), dtype=np.bool_))
+    assert found_.device[:, 0].tolist() == [-3.0, -1.5, 4.5]
+    assert found_.group.tolist() == [-3.0, -1.5, 4.5]
 
 
 KEEP = np.ones((1, 2), dtype=np.bool_)

@@ -267,8 +267,7 @@ def place(
         resumes=resume,
         tensorboard=None if tensorboard is None else Path(tensorboard),
     )
-    if resume and (folder is None or not isinstance(chosen, Learned)):
-        raise InputError("Only a learned placer with a folder of its own can be resumed.")
+    _check_run(run, chosen)
     with contextlib.suppress(KeyboardInterrupt):  # the best so far is the answer
         chosen(run)
     if run.best is None:
@@ -296,6 +295,22 @@ def place(
         history=tuple(run.history),
         reason=reason,
     )
+
+
+def _check_run(run: Run, placer: Placer) -> None:
+    """Refuse what a run cannot do before it spends its budget."""
+    if run.seed < 0:
+        raise InputError(f"`seed` is {run.seed}; expected a whole number that is not negative.")
+    if isinstance(placer, Learned):
+        if run.resumes and run.folder is None:
+            raise InputError("There is nothing to go on with: `resume` needs a folder (`-o`).")
+    elif run.resumes or run.tensorboard is not None:
+        raise InputError(f"Only learned placers can do that: {', '.join(POLICIES)}.")
+    if run.folder is not None and not run.resumes:
+        try:
+            run.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"`{run.folder}` cannot be made: {error.strerror}.") from None
 
 
 def find_placer(placer: str | Placer, options: Mapping[str, Any] | None = None) -> Placer:

@@ -70,7 +70,10 @@ def write_markdown(path: Path, name: str, tables: Sequence[Table]) -> None:
     """
     begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
     section = f"{begin}\n\n{to_markdown(tables)}\n\n{end}"
-    text = files.read(path, "Markdown file").decode() if path.exists() else ""
+    try:
+        text = files.read(path, "Markdown file").decode() if path.exists() else ""
+    except UnicodeDecodeError:
+        raise InputError(f"`{path}` is no text file.") from None
     if begin in text and end in text.partition(begin)[2]:
         before, _, rest = text.partition(begin)
         text = before + section + rest.partition(end)[2]

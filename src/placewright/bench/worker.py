@@ -54,6 +54,7 @@ def _answer(cell: Cell) -> tuple[Answer, str]:
     history = [
         Point(entry.wall_s, entry.samples, entry.objective_s, entry.overflow_bytes)
         for entry in result.history
+        if entry.mean_s is None
     ]
     answer = Answer(
         objective_s=result.objective_s,

@@ -59,7 +59,7 @@ class Budget:
                 found["samples"] = int(samples[1])
             elif words.startswith("idle "):
                 found["idle_seconds"] = parse_time(words[5:].strip(), "`budget`")
-            elif re.fullmatch(r"[\d.]+ *min", words):
+            elif re.fullmatch(r"(\d+\.?\d*|\.\d+) *min", words):
                 found["seconds"] = 60 * float(words[:-3])
             else:
                 found["seconds"] = parse_time(words, "`budget`")
@@ -122,7 +122,7 @@ class Run:
     folder: Path | None = None  # where a learned placer keeps its state
     resumes: bool = False  # whether it goes on with what is there
     tensorboard: Path | None = None  # where a learned placer writes scalars
-    _recent: list[tuple[float, bool]] = field(default_factory=list)
+    recent: list[tuple[float, bool]] = field(default_factory=list)  # since the last mean entry
 
     def __post_init__(self) -> None:
         self.first_sample = self.evaluator.num_samples
@@ -168,13 +168,15 @@ class Run:
             self.key, self.best = found.key(k), candidates[k]
             self.improved_s = time.perf_counter()
             self.history.append(self._entry())
-        self._recent += zip(found.objective_s, found.overflow_bytes == 0, strict=True)
-        if len(self._recent) >= max(MEAN_EVERY, self.num_samples * MEAN_SHARE):
-            times = [time_s for time_s, _ in self._recent if np.isfinite(time_s)]
-            fits = [fits for _, fits in self._recent]
+        self.recent += zip(
+            found.objective_s.tolist(), (found.overflow_bytes == 0).tolist(), strict=True
+        )
+        if len(self.recent) >= max(MEAN_EVERY, self.num_samples * MEAN_SHARE):
+            times = [time_s for time_s, _ in self.recent if np.isfinite(time_s)]
+            fits = [fits for _, fits in self.recent]
             if times:
                 self.history.append(self._entry(float(np.mean(times)), float(np.mean(fits))))
-            self._recent.clear()
+            self.recent.clear()
         if self.progress is not None:
             self.progress(self)
         return found

@@ -107,6 +107,7 @@ def save_checkpoint(run: Run, identity: Identity, stored: Stored) -> None:
         "identity": asdict(identity),
         "run": told,
         "history": [asdict(entry) for entry in run.history],
+        "recent": run.recent,
         "trainer": stored.values,
     }
     best = torch.from_numpy(np.array(run.best.placement, dtype=np.int64))
@@ -156,9 +157,13 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     try:
         with safe_open(path, "pt") as file:
             values = json.loads((file.metadata() or {})["placewright"])
-            return values, {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, KeyError, ValueError) as error:
         raise InputError(f"The checkpoint `{path}` cannot be read: {error}.") from None
+    parts = {"version", "identity", "run", "history", "recent", "trainer"}
+    if not isinstance(values, dict) or not parts <= values.keys() or "best" not in tensors:
+        raise InputError(f"`{path}` is no checkpoint of a placewright run.")
+    return values, tensors
 
 
 def _check(path: Path, values: dict[str, Any], identity: Identity) -> None:
@@ -206,12 +211,13 @@ def _set(run: Run, values: dict[str, Any], best: Tensor) -> None:
     run.key = (told["overflow_bytes"], told["best_s"])
     run.best = Candidate(best.numpy())
     run.history = [Entry(**entry) for entry in values["history"]]
+    run.recent = [(time_s, fits) for time_s, fits in values["recent"]]
 
 
 class Scalars:
     """Writes scalars for TensorBoard into a folder, or nothing if there is none."""
 
-    def __init__(self, folder: Path | None) -> None:
+    def __init__(self, folder: Path | None, first_sample: int) -> None:
         self._writer: Any = None
         if folder is not None:
             try:
@@ -220,7 +226,7 @@ class Scalars:
                 raise InputError(
                     '`--tensorboard` needs TensorBoard: `pip install "placewright[tensorboard]"`.'
                 ) from None
-            self._writer = SummaryWriter(str(folder))
+            self._writer = SummaryWriter(str(folder), purge_step=first_sample or None)
 
     def __enter__(self) -> Scalars:
         return self

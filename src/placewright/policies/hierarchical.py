@@ -42,7 +42,7 @@ NUM_STRETCHES = 8
 """Into how many stretches a layer's pass is cut, for a Grouper that is tied to layers."""
 
 TOGETHER = 0.99
-"""How likely a tied Grouper leaves a layer's pass whole before it has learned."""
+"""How likely a tied Grouper puts a stretch with the first of its pass before it has learned."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,7 +160,7 @@ def _fixed_grouping(settings: Hierarchical, decisions: Decisions, seed: int) -> 
         return None
     if settings.grouping == "none":
         return np.arange(decisions.num_classes)
-    random = np.random.default_rng([seed, 1])
+    random = np.random.default_rng([seed, *b"grouping"])
     return random.integers(0, decisions.num_groups, decisions.num_classes)
 
 
@@ -212,7 +212,7 @@ class Planner:
         self.num_samples = settings.num_groupings * settings.num_placements
         self.allowed = np.ones((units.num_units, problem.num_devices), dtype=np.bool_)
         np.logical_and.at(self.allowed, decisions.unit_of, problem.allowed)
-        self.default = _default_devices(problem, decisions.unit_of)
+        self.default = self.allowed.argmax(axis=1)
         self.limits = Limits.none(problem.num_devices)
         self.needs = np.zeros(units.num_units)
         if settings.fit == "mask":
@@ -321,16 +321,19 @@ class Planner:
     ) -> NDArray[np.float32]:  # [M, G, E]
         """Embed groups: what is in them, and edges to the others, each part in its own scale."""
         settings = self.settings
+        size = sums[..., -1:]
+        mean = sums[..., :-1] / np.maximum(size, 1.0)
         if settings.any_edges:
-            mean = sums[..., :-1] / np.maximum(sums[..., -1:], 1.0)
-            size = np.log1p(sums[..., -1:]) / 8
             near = np.log1p(edges) / 25
-            parts = [mean, size, near, near.transpose(0, 2, 1)]
-        elif settings.counts_edges:
-            whole = np.concatenate([sums, edges, edges.transpose(0, 2, 1)], axis=2)
-            parts = [whole / (whole.max(axis=2, keepdims=True) + 1.0)]
-        else:
-            parts = [sums / (sums.max(axis=2, keepdims=True) + 1.0), np.sign(edges)]
+            parts = [mean, np.log1p(size) / 8, near, near.transpose(0, 2, 1)]
+        else:  # the paper's types and shapes are counted, what is beside them is averaged
+            width = self.units.types.shape[1] + self.units.shapes.shape[1]
+            counts = np.concatenate([sums[..., :width], size], axis=2)
+            ways = [edges, edges.transpose(0, 2, 1)] if settings.counts_edges else []
+            counts = np.concatenate([counts, *ways], axis=2)
+            counts /= counts.max(axis=2, keepdims=True) + 1.0
+            parts = [counts, mean[..., width:]]
+            parts += [] if settings.counts_edges else [np.sign(edges)]
         if settings.tied_layers:
             own = np.eye(edges.shape[1], dtype=np.float32)[None]
             parts.append(np.broadcast_to(own, edges.shape))
@@ -401,13 +404,6 @@ class _Draw(torch.autograd.Function):
         draw_back: Any = _kernels.draw_back
         draw_back(table, *shape, options, chances, by_chance, slopes)
         return torch.from_numpy(slopes), None, None, None, None
-
-
-def _default_devices(problem: Problem, unit_of: IntArray) -> IntArray:  # [U]
-    """Give each unit the first device that all its ops may run on."""
-    allowed = np.ones((int(unit_of.max()) + 1, problem.num_devices), dtype=np.bool_)
-    np.logical_and.at(allowed, unit_of, problem.allowed)
-    return allowed.argmax(axis=1)
 
 
 def _needs(problem: Problem, units: UnitFeatures) -> NDArray[np.float64]:  # [U]

@@ -55,9 +55,9 @@ class Pricing:
         """
         Give the costs of samples, a row for each grouping.
 
-        A penalised failure costs its own time half as much again, and ten times that for each
-        share of all memory that it lacks: never less than what just fits, and less if less is
-        missing. A time that is no number fails with the failing signal in any case.
+        A penalised failure costs its own time half as much again, and twice that time for every
+        device's memory (the smallest one's) that it lacks: the less is missing, the less it costs.
+        A time that is no number fails with the failing signal in any case.
         """
         time_s = np.where(np.isfinite(found.objective_s), found.objective_s, self.failure_s)
         has_failed = (found.overflow_bytes > 0) | ~np.isfinite(found.objective_s)
@@ -65,7 +65,7 @@ class Pricing:
         failed_s = np.full_like(time_s, self.failure_s)
         if self.failure == "penalty":
             is_known = np.isfinite(found.objective_s)
-            failed_s = np.where(is_known, time_s * (1.5 + 10 * share), failed_s)
+            failed_s = np.where(is_known, time_s * (1.5 + 2 * share), failed_s)
         time_s = np.where(has_failed, failed_s, time_s)
         cost = SHAPES[self.reward](time_s, best_s)
         return Costs(cost.reshape(num_groupings, -1), has_failed.reshape(num_groupings, -1))
@@ -113,6 +113,8 @@ class LeaveOneOut:
         """Compare each sample with the others that are kept."""
         weight = keeps.astype(np.float64)
         device = _without_own(costs.cost, weight, axis=1)
+        if costs.cost.shape[1] == 1:  # one placement a grouping: those of the other groupings
+            device = _without_own(costs.cost, weight, axis=0)
         count = weight.sum(axis=1)
         mean = (costs.cost * weight).sum(axis=1) / np.maximum(count, 1)
         is_known = (count > 0).astype(np.float64)
@@ -152,4 +154,4 @@ def make_baseline(
     if name == "moving-average":
         first = SHAPES[pricing.reward](np.array([pricing.failure_s]), pricing.failure_s)
         return MovingAverage(float(first[0]) if begins_failing else None, decay)
-    return LeaveOneOut() if name == "leave-one-out" else NoBaseline()
+    return LeaveOneOut(decay=decay) if name == "leave-one-out" else NoBaseline()

@@ -43,7 +43,7 @@ class Training:
     noise_updates: int = 0  # for so many updates
     scaled_advantages: bool = False  # by their standard deviation in a batch
     entropy: float = 0.0  # what a nat of it is worth
-    entropy_end: float = 0.0  # at the end of a cycle, reached by equal factors
+    entropy_end: float = 0.0  # at the end of a cycle, reached by equal factors; 0: it stays
     epochs: int = 1  # steps on one batch of samples, with clipped ratios (PPO) if more than one
     clip_ratio: float = 0.2
     cycle_samples: int | None = None  # after so many begin anew; each cycle is twice the last
@@ -145,7 +145,7 @@ PRESETS: dict[str, Settings] = {
 
 POSITIVE = frozenset(
     "max_groups hidden num_placements num_groups groups_per_device num_groupings grouper_hidden"
-    " type_size temperature epochs cycle_samples decay_every failure_s".split()
+    " type_size temperature epochs cycle_samples decay_every failure_s clip_norm".split()
 )
 """Settings that cannot be zero."""
 
@@ -172,6 +172,16 @@ def change(settings: Settings, options: Mapping[str, Any]) -> Settings:
         raise InputError(
             f"The option `hidden` is `{changed.hidden}`; expected an even number, half of it for"
             " each direction."
+        )
+    if changed.training.entropy_end and changed.training.cycle_samples is None:
+        raise InputError(
+            "`entropy_end` is reached at the end of a cycle: set `cycle_samples` too, or"
+            " `entropy_end=0`."
+        )
+    if changed.training.baseline_decay > 1:
+        raise InputError(
+            f"The option `baseline_decay` is `{changed.training.baseline_decay}`; expected at most"
+            " 1."
         )
     if changed.training.noise and changed.training.epochs > 1:
         raise InputError("`noise` goes with one epoch a batch only; set `epochs=1` or `noise=0`.")

@@ -113,7 +113,7 @@ def train(
     else:
         state = _restore(run, make_policy, settings, stored)
     saved_s = time.perf_counter()
-    with Scalars(run.tensorboard) as scalars:
+    with Scalars(run.tensorboard, run.num_samples) as scalars:
         while not run.is_over:
             if _is_cycle_over(run, state, settings):
                 if settings.cycle_samples is None:
@@ -182,7 +182,7 @@ def _update(run: Run, state: _State, settings: Training) -> dict[str, float]:
     best_s = run.key[1]
     sample = state.policy.sample(state.random, _shaping(state, settings))
     found = run.offer(sample.placements)
-    memory = float(run.problem.cluster.memory_bytes.sum())
+    memory = float(run.problem.cluster.memory_bytes.min())
     num_groupings = len(sample.group_log_chance)
     known_s = found.objective_s[np.isfinite(found.objective_s)]
     reference_s = best_s
@@ -217,7 +217,7 @@ def _update(run: Run, state: _State, settings: Training) -> dict[str, float]:
 
 
 def _learning_rate(update: int, settings: Training) -> float:
-    steps = max(0, update - settings.decay_after) // max(settings.decay_every, 1)
+    steps = max(0, update - settings.decay_after) // settings.decay_every
     return float(settings.learning_rate * settings.learning_rate_decay**steps)
 
 
