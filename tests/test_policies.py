@@ -661,6 +661,12 @@ def test_a_penalised_failure_costs_its_time_and_what_it_lacks():
     assert costs.has_failed.tolist() == [[False, True, True, True]]
 
 
+def test_a_penalised_failure_costs_more_than_the_best_that_fits_however_quick_it_is():
+    pricing = Pricing("identity", "penalty", 100.0)
+    costs = pricing.cost(found([0.1, 9.0], [1, 1]), 1, 100.0, 1.0, fits_s=4.0)
+    assert costs.cost.tolist() == [pytest.approx([4 * 1.52, 9 * 1.52])]
+
+
 @pytest.mark.parametrize("reward", ["sqrt", "identity", "log1p", "improvement"])
 def test_a_penalised_failure_always_costs_more_than_what_fits_in_the_same_time(reward):
     pricing = Pricing(reward, "penalty")

@@ -50,14 +50,21 @@ class Pricing:
     failure_s: float = 100.0  # the failing signal
 
     def cost(
-        self, found: Evaluations, num_groupings: int, memory_bytes: float, best_s: float
+        self,
+        found: Evaluations,
+        num_groupings: int,
+        memory_bytes: float,
+        best_s: float,
+        fits_s: float = 0.0,
     ) -> Costs:
         """
         Give the costs of samples, a row for each grouping.
 
-        A penalised failure costs its own time half as much again, and twice that time for every
-        device's memory (the smallest one's) that it lacks: the less is missing, the less it costs.
-        A time that is no number fails with the failing signal in any case.
+        A penalised failure costs its own time, or that of the best placement so far that fits
+        (`fits_s`) if that is more, half as much again, and twice as much more for every device's
+        memory (the smallest one's) that it lacks. So what fits best is cheaper than what fails,
+        and of two that fail in equal time the one that lacks less. A time that is no number fails
+        with the failing signal in any case.
         """
         time_s = np.where(np.isfinite(found.objective_s), found.objective_s, self.failure_s)
         has_failed = (found.overflow_bytes > 0) | ~np.isfinite(found.objective_s)
@@ -65,7 +72,7 @@ class Pricing:
         failed_s = np.full_like(time_s, self.failure_s)
         if self.failure == "penalty":
             is_known = np.isfinite(found.objective_s)
-            failed_s = np.where(is_known, time_s * (1.5 + 2 * share), failed_s)
+            failed_s = np.where(is_known, np.maximum(time_s, fits_s) * (1.5 + 2 * share), failed_s)
         time_s = np.where(has_failed, failed_s, time_s)
         cost = SHAPES[self.reward](time_s, best_s)
         return Costs(cost.reshape(num_groupings, -1), has_failed.reshape(num_groupings, -1))

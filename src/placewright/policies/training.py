@@ -189,7 +189,8 @@ def _update(run: Run, state: _State, settings: Training) -> dict[str, float]:
     if not np.isfinite(best_s):
         reference_s = float(known_s.mean()) if len(known_s) else settings.failure_s
     pricing = Pricing(settings.reward, settings.failure, settings.failure_s)
-    costs = pricing.cost(found, num_groupings, memory, reference_s)
+    fits_s = run.key[1] if run.key[0] == 0 else 0.0
+    costs = pricing.cost(found, num_groupings, memory, reference_s, fits_s)
     ignored = settings.failures_ignored_after
     keeps = np.ones_like(costs.has_failed)
     if ignored is not None and state.update >= ignored:
