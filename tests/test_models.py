@@ -28,4 +28,5 @@ def test_the_demo_writes_plans_and_traces(monkeypatch, tmp_path, capsys):
     plan, expert = (Plan.load(tmp_path / f"{name}.plan.json") for name in ("auto", "expert-strong"))
     assert plan.predicted.is_feasible
     assert plan.predicted.makespan_s < expert.predicted.makespan_s
-    assert len(list(tmp_path.glob("*.trace.json"))) == 7
+    assert len(list(tmp_path.glob("*.trace.json"))) == 8
+    assert (tmp_path / "auto.placement.png").read_bytes()[:4] == b"\x89PNG"

@@ -74,7 +74,7 @@ def timeline_of(problem: Problem, candidate: Candidate) -> Timeline:
 def warm_up(problem: Problem) -> None:
     """Have the simulator compiled, saying so if that takes long."""
     words = "Compiling the simulator, once for this machine (about ten seconds)..."
-    with _says_after(1.0, words), _quick_imports():
+    with _says_after(3.0, words), _quick_imports():
         from placewright import simulator
 
         simulator.warm_up(problem)
