@@ -35,7 +35,7 @@ def run() -> list[Figure]:
             result = place(problem, placer, budget_s=SECONDS, options=options)
             rate = result.samples / result.wall_s
             batch = {"colocrl": 10, "hierarchical-plus": 64}.get(placer, 4)
-            goal = target if placer == "hierarchical" else None
+            goal = target if placer == "hierarchical" and not options else None
             figures.append(Figure(f"{model}: {label}, placements a second", rate, "", goal))
             figures.append(Figure(f"{model}: {label}, updates a second", rate / batch, ""))
     return figures
