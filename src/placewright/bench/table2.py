@@ -22,8 +22,9 @@ FULL = Effort("600s, 5000 samples", 3, 20)
 QUICK = Effort("120s, 200 samples", 1, 3, models=("inception-v3-b1", "nmt-2"))
 
 _NOTES = (
-    "Every cell of a row has the same number of samples and groups; `samples` is the fewest that"
-    " one of them made of those it was given.",
+    "Every cell of a row has the same number of samples; random groupings have `num_groups`"
+    " groups, a Grouper that is tied to layers about as many (48 to 80); `samples` is the fewest"
+    " that one of them made of those it was given.",
     "Learned: the median of seeds (lowest–highest). Improvement: by which share the learned"
     " grouping's median is faster than the best random grouping.",
     "Published: Table 2 of Mirhoseini et al. (2018), measured on K40s.",
