@@ -63,8 +63,7 @@ def main(folder: Path = Path("demo")) -> None:
         "The first time on a machine, simulator and placers are compiled, which takes a while."
     )
     small = pw.load_problem(pw.load_model("tiny-nmt"), CLUSTER)
-    for placer in ("hierarchical-plus", "auto"):  # so that compiling takes nothing of their budgets
-        pw.place(small, placer, budget="64 samples")
+    pw.place(small, "auto", budget="64 samples")  # so that compiling takes nothing of its budget
     show(console, problem, "Placements", folder)
     console.print()
     tight = pw.load_problem(graph, f"{CLUSTER}-tight")

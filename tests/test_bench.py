@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from placewright.bench import ablations, pool, published, running, table1, table2, testbeds
 from placewright.bench.cells import Answer, Book, Cell, Effort, Machine, Outcome, Point, thin
-from placewright.bench.summary import Summary, verdict
+from placewright.bench.summary import Summary, ran_on, verdict
 from placewright.bench.tables import Table, to_markdown, write_markdown
 from placewright.bench.worker import failure_of, run_cell
 from placewright.cli import app
@@ -207,6 +207,12 @@ def test_an_error_in_a_placer_is_an_outcome(monkeypatch):
     assert (outcome.failure, outcome.reason) == ("crash", "ZeroDivisionError: no devices")
 
 
+def test_a_policy_that_is_too_large_fails_for_memory():
+    outcome = run_cell(cell("hierarchical", options={"hidden": 10**8}), threads=2)
+    assert outcome.failure == "memory"
+    assert outcome.reason.startswith("Training this policy would take more than 1,000 TiB")
+
+
 # The book.
 
 
@@ -311,7 +317,7 @@ def test_the_first_seed_of_everything_comes_first():
         len(running.plan_cells(running.BENCHES["table1"], running.Choice(is_quick=True))) == 14 * 11
     )
     assert len(running.plan_cells(running.BENCHES["table1"], running.Choice())) == 24 * (4 + 7 * 3)
-    assert len(cells) == 6 * 2 * (3 + 20 + 1)
+    assert len(cells) == 6 * (2 * (3 + 20 + 1) + 3)  # the layers' arm is one placer's
 
 
 def test_a_budget_without_seconds_gets_the_benchs_own():
@@ -330,7 +336,8 @@ def test_ablations_change_one_thing_and_run_the_base_once():
     cells = running.plan_cells(running.BENCHES["ablations"], running.Choice(num_seeds=1))
     assert len({c.key for c in cells}) == len(cells)
     plain = [c for c in cells if c.cluster == "k40x2" and c.model == "nmt-2"]
-    assert sum(not c.options for c in plain) == 2  # one for each placer
+    assert sum(not c.options for c in plain) == 1
+    assert sum(c.options == {"cycle_samples": 2000} for c in plain) == 1  # hierarchical-plus's base
     assert {"reward": "log1p"} in [c.options for c in plain]
     assert {"reward": "sqrt"} not in [c.options for c in plain]
     assert {"num_groups": 256} not in [c.options for c in plain]
@@ -356,18 +363,75 @@ def test_table_1_sets_our_ratios_beside_the_published_ones():
     ]
     overview, table = table1.tables(outcomes)
     assert overview.rows == (
-        ("nmt-2", "k40x2", "–", "no fit", "1.25", "–", "–", "–", "0.75", "–", "–", "no fit"),
+        ("nmt-2", "k40x2", "–", "no fit", "1.250", "–", "–", "–", "0.750", "–", "–", "no fit"),
     )
     assert table.title == "Table 1 of the Hierarchical Planner (K40s), simulated"
     assert {row[:2] for row in table.rows} == {("nmt-2", "k40x2")}
     assert [row[2:] for row in table.rows] == [
         ("one-gpu", "0.2500", "does not fit (2.00 GiB over)", "<0.01", "", "", "out of memory"),
-        ("expert-paper", "0.2500", "0.5000", "0.50", "1.00", "1.25", "1.00"),
-        ("expert-strong", "0.2500", "0.4000", "1.23", "0.80", "1.00", ""),
-        ("hierarchical", "0.2500", "0.3000 (0.2000–0.5000)", "600", "0.60", "0.75", "0.39"),
+        ("expert-paper", "0.2500", "0.5000", "0.50", "1.000", "1.250", "1.00"),
+        ("expert-strong", "0.2500", "0.4000", "1.23", "0.800", "1.000", ""),
+        ("hierarchical", "0.2500", "0.3000 (0.2000–0.5000)", "600", "0.600", "0.750", "0.39"),
         ("auto", "0.2500", "does not fit (1.00 GiB over), 1 of 3 fit", "600", "", "", ""),
     ]
-    assert table.notes[-1] == "Failed: auto, 1 cell: It broke."
+    assert table.notes[-2:] == (
+        "Ran on a CPU, 2 threads a cell.",
+        "Failed: auto, 1 cell: It broke.",
+    )
+
+
+def test_thousandths_over_an_expert_are_shown():
+    bed = {"model": "nmt-2", "cluster": "k40x2"}
+    outcomes = [
+        answered(cell("expert-strong", **bed), 1.0),
+        answered(cell("auto", **bed), 1.003),
+    ]
+    overview, table = table1.tables(outcomes)
+    assert overview.rows[0][-1] == "1.003"
+    assert [row[-2] for row in table.rows] == ["1.000", "1.003"]
+
+
+def elsewhere(outcome, cpu="another CPU", threads=1):
+    return msgspec.structs.replace(outcome, machine=Machine(cpu, threads, "0.1", "2.8"))
+
+
+def test_cells_that_ran_on_one_processor_say_which():
+    assert ran_on([]) == []
+    here = [answered(cell("auto"), 0.5), failed(cell("heft"))]
+    assert ran_on(here) == ["Ran on a CPU, 2 threads a cell."]
+    assert ran_on([elsewhere(here[0])]) == ["Ran on another CPU, 1 thread a cell."]
+
+
+def test_cells_that_ran_on_several_processors_say_which_placers_did():
+    outcomes = [
+        answered(cell("auto"), 0.5),
+        elsewhere(answered(cell("colocrl"), 0.6)),
+        answered(cell("annealing"), 0.5),
+        answered(cell("colocrl", 1), 0.6),
+        elsewhere(failed(cell("colocrl", 2))),
+        elsewhere(answered(cell("scotch"), 0.7), "a CPU"),
+    ]
+    assert ran_on(outcomes) == [
+        "Ran on a CPU, 2 threads a cell: auto, annealing, colocrl (1 of 3 cells);"
+        " on another CPU, 1 thread a cell: colocrl (2 of 3 cells);"
+        " on a CPU, 1 thread a cell: scotch."
+    ]
+
+
+@pytest.mark.parametrize("name", ["table1", "table2", "ablations"])
+def test_tables_say_below_where_their_cells_ran(name):
+    bench = running.BENCHES[name]
+    choice = running.Choice(models=["nmt-2"])
+    cells = running.plan_cells(bench, choice)
+    done = {c.key: answered(c, 0.5) for c in cells}
+    moved = bench.placers[-1]
+    done |= {key: elsewhere(o) for key, o in done.items() if o.cell.placer == moved}
+    first, *others = running.make_tables(bench, choice, done)
+    assert first.notes[-2].endswith("a cell; placewright 0.1, torch 2.9 and 2.8.")
+    assert first.notes[-1].startswith("Ran on a CPU, 2 threads a cell: ")
+    assert first.notes[-1].endswith(f"; on another CPU, 1 thread a cell: {moved}.")
+    if name == "table1":
+        assert all(any(note.startswith("Ran on") for note in t.notes) for t in others)
 
 
 def test_tight_testbeds_have_no_published_column():
@@ -387,7 +451,7 @@ def test_tight_testbeds_have_no_published_column():
 def grouped(grouping, seed, placer="hierarchical", model="nmt-4", cluster="k40x4"):
     return cell(
         placer, seed, model, cluster,
-        bench="table2", options={"grouping": grouping}, budget="600s, 1000 samples",
+        bench="table2", options=table2._ARMS[grouping], budget="600s, 1000 samples",
     )  # fmt: skip
 
 
@@ -399,8 +463,8 @@ def test_table_2_compares_groupings():
     ]
     groupings, none = table2.tables(outcomes)
     assert groupings.rows == (
-        ("nmt-4", "k40x4", "hierarchical", "1,000", "0.4500 (0.4000–0.5000)", "0.6000", "0.7500",
-         "0.9000", "25.0%", "3.20 / 3.42 / 6.91", "47.2%"),
+        ("nmt-4", "k40x4", "hierarchical", "1,000", "0.4500 (0.4000–0.5000)", "", "0.6000",
+         "0.7500", "0.9000", "25.0%", "3.20 / 3.42 / 6.91", "47.2%"),
     )  # fmt: skip
     assert none.rows == (
         ("nmt-4", "k40x4", "hierarchical", "quality: 2.00 times the learned grouping's step time",
@@ -435,9 +499,10 @@ def test_no_grouping_says_how_it_fails(outcome, words):
 def test_random_groupings_that_do_not_fit_are_counted():
     outcomes = [answered(grouped("random", s), 0.5, over) for s, over in enumerate((0, 0, GIB))]
     groupings, _ = table2.tables([*outcomes, answered(grouped("learned", 0), 0.4, samples=7)])
-    assert groupings.rows[0][3:8] == (
+    assert groupings.rows[0][3:9] == (
         "7 of 1,000",
         "0.4000",
+        "",
         "0.5000",
         "0.5000",
         "1 do not fit or failed",

@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,16 @@ from placewright.evaluate import Evaluations, SimulatedEvaluator
 from placewright.graph_file import Op, Output
 from placewright.placers.run import Budget, Run
 from placewright.placing import place
-from placewright.policies import POLICIES, Hierarchical, Learned, Training, with_options
+from placewright.policies import (
+    POLICIES,
+    Hierarchical,
+    Learned,
+    Training,
+    learned,
+    memory,
+    with_options,
+)
+from placewright.policies.interrupt import HeldInterrupt
 from placewright.problem import Problem
 
 from . import tiny
@@ -295,6 +305,82 @@ def test_a_run_that_was_killed_twice_ends_as_one_that_was_not(tmp_path):
     assert same_tensors(folder, tmp_path / "whole")
 
 
+# --- Ctrl-C. ---
+
+needs_main_thread = pytest.mark.skipif(
+    threading.current_thread() is not threading.main_thread(), reason="needs the main thread"
+)
+
+INTERRUPTED = CHILD.replace("SAVE_EVERY_S = 0.0", "SAVE_EVERY_S = 1e9").replace(
+    'slow = lambda run: __import__("time").sleep(0.01)',
+    """
+def slow(run):  # the middle of an update: its samples are timed, nothing is learned from them yet
+    if run.num_samples == 128:
+        print("now", flush=True)
+        __import__("time").sleep(1)
+""",
+)
+
+
+def test_ctrl_c_ends_the_update_and_saves_it(tmp_path):
+    folder = tmp_path / "stopped"
+    child = subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTED, str(folder), "begin"],
+        cwd=Path(__file__).parent.parent,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert child.stdout.readline() == "now\n", child.stderr.read()
+        assert not (folder / WEIGHTS).exists()
+        child.send_signal(signal.SIGINT)
+        errors = child.communicate(timeout=60)[1]
+    finally:
+        child.kill()
+        child.wait()
+    assert (child.returncode, errors) == (0, "")  # `place` gave the best so far
+    assert json.loads((folder / STATE).read_text())["samples"] == 128
+    options = {"budget": "480 samples", "seed": 5}
+    placer = SMALL["hierarchical-plus"]
+    last = place(wide((10, 25)), placer, folder=folder, resume=True, **options)
+    whole = place(wide((10, 25)), placer, folder=tmp_path / "whole", **options)
+    assert told_of(last) == told_of(whole)
+    assert same_tensors(folder, tmp_path / "whole")
+
+
+@needs_main_thread
+def test_a_second_ctrl_c_stops_at_once():
+    with HeldInterrupt() as held:
+        assert not held.has_come
+        signal.raise_signal(signal.SIGINT)
+        assert held.has_come
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@needs_main_thread
+def test_ctrl_c_is_held_nowhere_else():
+    def handlers(holds=True):
+        with HeldInterrupt(holds):
+            seen.append(signal.getsignal(signal.SIGINT))
+
+    seen = []
+    handlers(holds=False)
+    other = threading.Thread(target=handlers)
+    other.start()
+    other.join()
+    assert seen == [signal.default_int_handler] * 2
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        handlers()
+        assert signal.getsignal(signal.SIGINT) is seen[-1] is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 @pytest.fixture
 def kept(tmp_path):
     """A folder with a checkpoint."""
@@ -440,6 +526,94 @@ def test_without_pytorch_it_is_told_what_to_install(monkeypatch):
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(InputError, match=re.escape('pip install "placewright[torch]"')):
         place(wide(), SMALL["hierarchical"], budget="40 samples")
+
+
+# --- Before the clock begins. ---
+
+REHEARSED = """
+import sys
+from numba.core.dispatcher import Dispatcher
+from placewright.load import load_model, load_problem
+from placewright.placing import place, prepare
+
+def compiled():
+    ours = [module for name, module in sys.modules.items() if name.startswith("placewright")]
+    loops = [value for module in ours for value in vars(module).values()]
+    return {(str(f), s) for f in loops if isinstance(f, Dispatcher) for s in f.signatures}
+
+problem = load_problem(load_model("tiny-nmt"), "k40x2")
+options = {"hidden": 8, "cycle_samples": 70}
+prepare(problem, sys.argv[1], options)
+before = compiled()
+assert len(before) > 5
+place(problem, sys.argv[1], options=options, budget="140 samples")
+assert compiled() == before, compiled() - before
+"""
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_once_prepared_a_placer_compiles_nothing(name):
+    subprocess.run(
+        [sys.executable, "-c", REHEARSED, name],
+        cwd=Path(__file__).parent.parent,
+        check=True,
+        timeout=300,
+    )
+
+
+def test_preparing_draws_nothing_from_random_numbers_that_all_share():
+    learned._rehearse.cache_clear()
+    before = torch.get_rng_state(), repr(np.random.get_state())  # noqa: NPY002
+    SMALL["hierarchical-plus"].prepare(wide())
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert before[1] == repr(np.random.get_state())  # noqa: NPY002
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("hierarchical", {"hidden": 100_000_000}),
+        ("hierarchical", {"num_placements": 10_000_000_000}),
+        ("hierarchical", {"grouper_hidden": 10**12}),
+        ("hierarchical", {"num_outputs": 10**12}),
+        ("hierarchical-plus", {"num_groupings": 10**12}),
+        ("hierarchical-grappler", {"num_neighbours": 10**12}),
+        ("colocrl", {"hidden": 2**52}),
+        ("colocrl", {"num_placements": 10**12}),
+    ],
+)
+def test_what_takes_more_memory_than_there_is_is_refused_by_name(name, options):
+    (option,) = options
+    with pytest.raises(InputError, match=f"`{option}={options[option]}`") as caught:
+        place(wide(), name, budget="1 samples", options=options)
+    assert "Training this policy would take" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_many_groups_of_few_ops_are_no_more_than_there_are_ops():
+    for name in ("hierarchical", "hierarchical-plus"):
+        options = {"num_groups": 10**9, "hidden": 8}
+        assert place(wide(), name, budget="4 samples", options=options).is_feasible
+    options = {"max_groups": 10**9, "hidden": 8}
+    assert place(wide(), "colocrl", budget="10 samples", options=options).is_feasible
+
+
+def test_it_is_told_how_much_memory_it_would_take(monkeypatch):
+    monkeypatch.setattr(memory, "_machine_bytes", lambda: 2**20)
+    problem = wide(length=100)  # 200 ops
+    with pytest.raises(InputError) as caught:
+        memory.check_memory(problem, Hierarchical(num_groups=10**9, num_placements=64))
+    # 64 samples of 200 groups: 16 x 256 floats for each and 2 for each pair, and the rest.
+    about = 64 * 200 * (16 * 256 + 2 * 200) * 4 / 2**20
+    words = re.fullmatch(
+        r"Training this policy would take about (\d+\.\d\d) MiB of memory, and this machine has"
+        r" 1\.00 MiB\. What makes it so large: `num_groups=1000000000`, `num_placements=64`,"
+        r" `hidden=256`\. Make that smaller\.",
+        str(caught.value),
+    )
+    assert about < float(words[1]) < 1.2 * about
+    with pytest.raises(InputError, match=r"What makes it so large: `grouping=none`"):
+        memory.check_memory(problem, Hierarchical(grouping="none", num_groups=2, hidden=8))
 
 
 # --- Planted problems: each is solved by the policy, and not without the part that it needs. ---

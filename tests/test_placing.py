@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from itertools import product
 
 import numpy as np
@@ -217,6 +218,22 @@ def test_unknown_placers_are_told_the_known_ones():
     problem = Problem(chain(3), cluster(2))
     with pytest.raises(InputError, match=r"no placer `magic`\. There are: auto"):
         place(problem, "magic")
+
+
+def test_the_clock_begins_once_the_placer_is_prepared():
+    class Slow(OneShot):
+        def prepare(self, problem):
+            prepared.append(problem)
+            time.sleep(0.5)
+
+    prepared = []
+    problem = Problem(chain(3), cluster(2))
+    mine = Slow(lambda problem, run: np.zeros(problem.num_ops, dtype=np.int64))
+    assert place(problem, mine, budget="0.4s").wall_s < 0.4
+    assert prepared == [problem]
+    with pytest.raises(InputError, match="`seed` is -1"):  # what is wrong is told before
+        place(problem, mine, seed=-1)
+    assert len(prepared) == 1
 
 
 def test_a_placer_of_ones_own_is_a_function_of_a_run():

@@ -48,6 +48,7 @@ from placewright.policies.features import (  # noqa: E402
     output_shapes,
 )
 from placewright.policies.seq2seq import Groups, Limits, Placer, Shaping  # noqa: E402
+from placewright.policies.training import Cycle  # noqa: E402
 
 # --- The networks, against plain PyTorch in double precision. ---
 
@@ -104,7 +105,9 @@ def make_case(seed=0, lengths=LENGTHS, each=EACH, **case):
         allowed[0, 0] = False  # a group of ops that may run nowhere in common
     for m, length in enumerate(lengths):
         embedding[m, length:] = 1e3
-    groups = Groups(np.array(lengths), embedding, allowed, random.random((count, most)))
+    needs = random.random((count, most))
+    lean = random.standard_normal(allowed.shape, dtype=np.float32)
+    groups = Groups(np.array(lengths), embedding, allowed, needs, lean, 1.5)
     capacity = np.full(DEVICES, case.get("memory", np.inf)) * np.array([0.2, 0.4, 0.3])
     twin_of = np.array([-1, 0, 1] if case.get("twins") else [-1, -1, -1])
     return placer, groups, case.get("shaping", Shaping()), Limits(capacity, twin_of), each
@@ -170,6 +173,10 @@ def reference(p, features, groups, shaping, limits, devices, noise):
             h, c = cell(gates, c)
             attention = (torch.tanh(keys + h @ p["to_query"]) @ p["weight"]).softmax(dim=0)
             scores = torch.cat([h, attention @ keys]) @ to_scores
+            scores = scores + torch.from_numpy(groups.lean[m, t])
+            if t > 0:
+                before = torch.eye(DEVICES, dtype=torch.float64)[chosen[t - 1]]
+                scores = scores + groups.follow * before
             logits = scores / shaping.temperature
             if shaping.tanh_constant:
                 logits = shaping.tanh_constant * torch.tanh(logits)
@@ -584,7 +591,7 @@ def test_sums_over_groups_and_edges_are_those_of_numpy():
 @pytest.mark.parametrize("model", ["tiny-gpt2", "tiny-bert", "tiny-nmt", "tiny-rnnlm"])
 def test_equal_layers_are_cut_alike(model):
     problem = load_problem(load_model(model), "k40x2")
-    decisions = hierarchical._tied(problem, 64)
+    decisions = hierarchical._tied(problem, 64, 1)
     assert decisions.num_classes < len(decisions.class_of)
     blocks = repeated_blocks(problem)
     is_tied = np.array([*(phase != "update" for phase in blocks.block_phases), False])
@@ -603,7 +610,7 @@ def test_equal_layers_are_cut_alike(model):
 
 def test_a_tied_group_is_within_one_layers_pass():
     problem = load_problem(load_model("tiny-gpt2"), "k40x2")
-    decisions = hierarchical._tied(problem, 64)
+    decisions = hierarchical._tied(problem, 64, 1)
     layers = find_layers(problem.graph)
     is_back = np.array([phase != "forward" for phase in problem.graph.op_phases])
     pass_of = 2 * layers.op_layer + is_back
@@ -618,10 +625,62 @@ def test_a_tied_group_is_within_one_layers_pass():
 
 def test_without_ties_each_colocated_set_is_a_decision():
     problem = colocated_problem()
-    decisions = hierarchical._decisions(problem, PRESETS["hierarchical"], None)
+    decisions = hierarchical._decisions(problem, PRESETS["hierarchical"], None, 1)
     assert decisions.unit_of.tolist() == [0, 1, 2, 1]
     assert decisions.class_of.tolist() == [0, 1, 2]
     assert (decisions.num_options, decisions.num_groups) == (3, 3)
+
+
+# --- Where a policy begins. ---
+
+
+def planner(settings, model="tiny-nmt", cluster="k40x2"):
+    problem = load_problem(load_model(model), cluster)
+    decisions = hierarchical._decisions(problem, settings, None, 1)
+    room = Room(settings.num_outputs, settings.num_dims, settings.num_neighbours)
+    units = UnitFeatures.of(problem, decisions.unit_of, room)
+    torch.manual_seed(0)
+    return problem, hierarchical.Planner(problem, settings, decisions, units, None)
+
+
+def changes(planned):
+    """How often the device changes from one group to the next, in the mean over samples."""
+    drawn = planned._group(Shaping(), np.random.default_rng(1))
+    choice = planned.placer.sample(
+        drawn.groups, 32, Shaping(), planned.limits, np.random.default_rng(2)
+    )
+    return (choice.devices[:, 1:] != choice.devices[:, :-1]).sum(axis=1).mean()
+
+
+def test_a_policy_that_follows_begins_with_few_changes_of_device():
+    plus = replace(PRESETS["hierarchical-plus"], num_groups=1)
+    _, follows = planner(plus)
+    _, plain = planner(replace(plus, follows=False))
+    assert changes(follows) < 0.7 * changes(plain)
+
+
+def test_a_policy_can_begin_near_a_placement():
+    plus = PRESETS["hierarchical-plus"]
+    problem, near = planner(plus)
+    first = np.random.default_rng(3).integers(0, 2, near.units.num_units)
+    near.begin_near(first[near.units.unit_of])
+    drawn = near._group(Shaping(), np.random.default_rng(1))
+    placements = near._place(drawn, Shaping(), np.random.default_rng(2), None).placements
+    _, plain = planner(plus)
+    others = plain.sample(np.random.default_rng(2), Shaping()).placements
+    wanted = first[near.units.unit_of]
+    assert (placements == wanted).mean() > (others == wanted).mean() + 0.1
+    assert near._follow() == 0.0  # where it is led it does not follow
+    assert len(placements) == plus.num_groupings * plus.num_placements
+    assert problem.num_ops == placements.shape[1]
+
+
+def test_every_second_cycle_refines():
+    cycles = [Cycle(k, True) for k in range(5)]
+    assert [c.round for c in cycles] == [0, 0, 1, 1, 2]
+    assert [c.is_near for c in cycles] == [False, True, False, True, False]
+    assert [Cycle(k, False).round for k in range(3)] == [0, 1, 2]
+    assert not any(Cycle(k, False).is_near for k in range(3))
 
 
 # --- Rewards. ---

@@ -5,3 +5,7 @@ from __future__ import annotations
 
 class InputError(ValueError):
     """What the caller gave cannot be used; the message says what was expected and what to do."""
+
+
+class TooLargeError(InputError):
+    """What the caller asks for takes more memory than this machine has."""

@@ -28,7 +28,7 @@ from placewright.placers.experts import BASELINES
 from placewright.placers.list_scheduling import heft, m_etf, m_sct, m_topo, peft
 from placewright.placers.partition import kahypar, metis, mincut, scotch
 from placewright.placers.repair import repair, why_nothing_fits
-from placewright.placers.run import Budget, Entry, Placement, Placer, Run
+from placewright.placers.run import Budget, Entry, Placement, Placer, Prepares, Run
 from placewright.placers.search import SEARCHES
 from placewright.plan import Plan
 from placewright.policies.learned import POLICIES, Learned, with_options
@@ -225,7 +225,7 @@ def place(
         ``"60s"``, ``"5000 samples"``, ``"60s, idle 10s"``; ten seconds if neither this nor
         `budget_s` is given. Even a budget of zero gives an answer.
     budget_s
-        The same, in seconds.
+        The same, in seconds. Those of a learned placer begin once it is compiled.
     objective
         ``"latency"``, or ``"throughput"``.
     overlap
@@ -250,7 +250,8 @@ def place(
     Raises
     ------
     InputError
-        There is no such placer, a budget cannot be read, or a library is missing.
+        There is no such placer, a budget cannot be read, a library is missing, or a learned placer
+        would take more memory than there is.
     """
     chosen = find_placer(placer, options)
     spend = budget_s if budget is None else budget
@@ -268,6 +269,8 @@ def place(
         tensorboard=None if tensorboard is None else Path(tensorboard),
     )
     _check_run(run, chosen)
+    _prepare(problem, chosen)
+    run.start_clock()
     with contextlib.suppress(KeyboardInterrupt):  # the best so far is the answer
         chosen(run)
     if run.best is None:
@@ -311,6 +314,25 @@ def _check_run(run: Run, placer: Placer) -> None:
             run.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InputError(f"`{run.folder}` cannot be made: {error.strerror}.") from None
+
+
+def prepare(
+    problem: Problem, placer: str | Placer, options: Mapping[str, Any] | None = None
+) -> None:
+    """
+    Do what a placer does before its clock begins, such as compiling; `place` does it by itself.
+
+    Raises
+    ------
+    InputError
+        There is no such placer or setting, a library is missing, or it would take too much memory.
+    """
+    _prepare(problem, find_placer(placer, options))
+
+
+def _prepare(problem: Problem, placer: Placer) -> None:
+    if isinstance(placer, Prepares):
+        placer.prepare(problem)
 
 
 def find_placer(placer: str | Placer, options: Mapping[str, Any] | None = None) -> Placer:

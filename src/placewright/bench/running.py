@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from placewright.bench import ablations, table1, table2
 from placewright.bench.cells import Book, Cell, Effort, Outcome
 from placewright.bench.pool import run_cells
+from placewright.bench.summary import ran_on
 from placewright.bench.tables import Table
 from placewright.bench.testbeds import Testbed, choose
 from placewright.errors import InputError
@@ -195,13 +196,14 @@ def make_tables(bench: Bench, choice: Choice, done: dict[str, Outcome]) -> list[
 
 
 def _provenance(outcomes: Sequence[Outcome], num_cells: int) -> list[str]:
-    """Say with what the cells were run, and how many there are."""
-    machines = dict.fromkeys(outcome.machine for outcome in outcomes)
+    """Say with what the cells were run, where, and how many there are."""
     budgets = dict.fromkeys(outcome.cell.budget for outcome in outcomes)
+    ours = dict.fromkeys(outcome.machine.placewright for outcome in outcomes)
+    torches = dict.fromkeys(outcome.machine.torch or "missing" for outcome in outcomes)
     notes = [
-        f"{' and '.join(budgets)} a cell; {machine.cpu}, threads a cell: {machine.threads};"
-        f" placewright {machine.placewright}, torch {machine.torch or 'missing'}."
-        for machine in machines
+        f"{' and '.join(budgets)} a cell; placewright {' and '.join(ours)},"
+        f" torch {' and '.join(torches)}.",
+        *ran_on(outcomes),
     ]
     if len(outcomes) < num_cells:
         notes.append(f"Unfinished: {len(outcomes)} of {num_cells} cells are done.")

@@ -81,11 +81,11 @@ class Summary:
         low, high = seconds(self.times_s[0]), seconds(self.times_s[-1])
         return "" if low == high else f" ({low}–{high})"
 
-    def over(self, other: Summary) -> str:
+    def over(self, other: Summary, decimals: int = 2) -> str:
         """Give the ratio of medians, for a table; nothing where one of them does not fit."""
         if self.median_s is None or other.median_s is None:
             return ""
-        return f"{self.median_s / other.median_s:.2f}"
+        return f"{self.median_s / other.median_s:.{decimals}f}"
 
 
 def seconds(time_s: float) -> str:
@@ -160,3 +160,29 @@ def failures(summaries: Iterable[Summary]) -> list[str]:
         f"Failed: {placer}, {count} cell{'s' * (count > 1)}: {reason}."
         for (placer, reason), count in counts.items()
     ]
+
+
+def ran_on(outcomes: Iterable[Outcome]) -> list[str]:
+    """
+    Say in a sentence on which processor, with how many threads, cells ran.
+
+    If it was not the same for all of them, the sentence names the placers that ran on each; one
+    that ran on several has its cells counted.
+    """
+    counts: dict[str, Counter[str]] = {}
+    totals: Counter[str] = Counter()
+    for outcome in outcomes:
+        machine, placer = outcome.machine, outcome.cell.placer
+        where = f"{machine.cpu}, {machine.threads} thread{'s' * (machine.threads != 1)} a cell"
+        counts.setdefault(where, Counter())[placer] += 1
+        totals[placer] += 1
+    if len(counts) <= 1:
+        return [f"Ran on {where}." for where in counts]
+    parts = []
+    for where, placers in counts.items():
+        names = (
+            name if count == totals[name] else f"{name} ({count} of {totals[name]} cells)"
+            for name, count in placers.items()
+        )
+        parts.append(f"on {where}: {', '.join(names)}")
+    return [f"Ran {'; '.join(parts)}."]

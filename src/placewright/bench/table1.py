@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from placewright.bench.cells import Cell, Effort, Outcome
 from placewright.bench.published import TABLE_1
-from placewright.bench.summary import NOT_RUN, Summary, failures, group, seconds
+from placewright.bench.summary import NOT_RUN, Summary, failures, group, ran_on, seconds
 from placewright.bench.tables import Table
 from placewright.bench.testbeds import K40, K80, Testbed
 from placewright.placers.experts import BASELINES
@@ -24,6 +24,9 @@ PLACERS = tuple(
 
 FULL = Effort("600s", 3)
 QUICK = Effort("5s", 1, models=("inception-v3-b1", "rnnlm", "nmt-2"))
+
+DECIMALS = 3
+"""Of a ratio to an expert: placers that come near one differ by thousandths."""
 
 _SEEDS = "Median of seeds (lowest–highest). No ratio where one of the two does not fit."
 _PUBLISHED = (
@@ -95,7 +98,7 @@ def _against(ours: Summary, expert: Summary) -> str:
         return NOT_RUN
     if ours.median_s is None:
         return "no fit" if ours.answers else "failed"
-    return ours.over(expert) or "fits"
+    return ours.over(expert, DECIMALS) or "fits"
 
 
 def _family(family: str, beds: Sequence[Testbed], found: _Found) -> Table:
@@ -103,12 +106,17 @@ def _family(family: str, beds: Sequence[Testbed], found: _Found) -> Table:
     columns = ["model", "testbed", "placer", "lower bound s", "step time s", "planned in s"]
     columns += ["over expert-paper", "over expert-strong"]
     columns += ["published over expert"] * (family == "k40")
+    parts = [_get(found, bed, name) for bed in beds for name in PLACERS]
     return Table(
         title=title,
         columns=tuple(columns),
         num_text=3,
         rows=tuple(row[: len(columns)] for bed in beds for row in _rows(bed, found)),
-        notes=(*notes, *failures([_get(found, bed, name) for bed in beds for name in PLACERS])),
+        notes=(
+            *notes,
+            *ran_on(outcome for part in parts for outcome in part.outcomes),
+            *failures(parts),
+        ),
     )
 
 
@@ -124,8 +132,8 @@ def _rows(bed: Testbed, found: _Found) -> list[tuple[str, ...]]:
             bound,
             summary.step,
             summary.planned,
-            summary.over(by["expert-paper"]),
-            summary.over(by["expert-strong"]),
+            summary.over(by["expert-paper"], DECIMALS),
+            summary.over(by["expert-strong"], DECIMALS),
             _published(bed, name),
         )
         for name, summary in by.items()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from placewright.bench.cells import Cell, Effort, Outcome
+from placewright.bench.cells import Cell, Effort, Option, Outcome
 from placewright.bench.published import TABLE_2
 from placewright.bench.summary import NOT_RUN, Summary, failures, seconds
 from placewright.bench.tables import Table
@@ -22,34 +22,45 @@ FULL = Effort("600s, 5000 samples", 3, 20)
 QUICK = Effort("120s, 200 samples", 1, 3, models=("inception-v3-b1", "nmt-2"))
 
 _NOTES = (
-    "Every cell of a row has the same number of samples; random groupings have `num_groups`"
-    " groups, a Grouper that is tied to layers about as many (48 to 80); `samples` is the fewest"
-    " that one of them made of those it was given.",
+    "Every cell of a row has the same number of samples; `samples` is the fewest that one of them"
+    " made of those it was given. Random groupings have 256 groups; a Grouper that is tied to"
+    " layers has at most 8 for each pass of a layer: from 64 to 240 of the 256.",
+    "Layers: `hierarchical-plus` with each pass of a layer as one group, which is given by rule"
+    " and not learned.",
     "Learned: the median of seeds (lowest–highest). Improvement: by which share the learned"
     " grouping's median is faster than the best random grouping.",
     "Published: Table 2 of Mirhoseini et al. (2018), measured on K40s.",
 )
 
-_GROUPINGS = ("learned", "random", "none")
-_Rows = Sequence[tuple[Testbed, str, dict[str, Summary]]]  # a summary for each grouping
+_ARMS: dict[str, dict[str, Option]] = {
+    "learned": {"grouping": "learned", "num_groups": 256},
+    "layers": {"grouping": "learned", "num_groups": 1},
+    "random": {"grouping": "random", "num_groups": 256},
+    "none": {"grouping": "none"},
+}
+"""What is compared, and the options that make it so."""
+
+_Rows = Sequence[tuple[Testbed, str, dict[str, Summary]]]  # a summary for each arm
 
 
 def plan(testbeds: Sequence[Testbed], effort: Effort) -> list[Cell]:
     """List the cells, the first seed of everything first."""
-    counts = {"learned": effort.num_seeds, "random": effort.num_groupings, "none": 1}
+    seeds = effort.num_seeds
+    counts = {"learned": seeds, "layers": seeds, "random": effort.num_groupings, "none": 1}
     cells = [
         Cell(
             bench="table2",
             model=bed.model,
             cluster=bed.cluster,
             placer=placer,
-            options={"grouping": grouping},
+            options=_ARMS[arm],
             seed=seed,
             budget=effort.budget,
         )
         for bed in testbeds
         for placer in PLACERS
-        for grouping, count in counts.items()
+        for arm, count in counts.items()
+        if (arm, placer) != ("layers", "hierarchical")  # it knows of no layers
         for seed in range(count)
     ]
     return sorted(cells, key=lambda cell: cell.seed)
@@ -60,16 +71,16 @@ def tables(outcomes: Sequence[Outcome]) -> list[Table]:
     rows = []
     for bed in TESTBEDS:
         for placer in PLACERS:
-            by = {name: _pick(outcomes, bed, placer, name) for name in _GROUPINGS}
+            by = {arm: _pick(outcomes, bed, placer, arm) for arm in _ARMS}
             if any(summary.outcomes for summary in by.values()):
                 rows.append((bed, placer, by))
     return [_groupings(rows), _no_grouping(rows)]
 
 
-def _pick(outcomes: Sequence[Outcome], bed: Testbed, placer: str, grouping: str) -> Summary:
+def _pick(outcomes: Sequence[Outcome], bed: Testbed, placer: str, arm: str) -> Summary:
     def is_it(cell: Cell) -> bool:
         where = (cell.model, cell.cluster) == (bed.model, bed.cluster)
-        return where and cell.placer == placer and cell.options == {"grouping": grouping}
+        return where and cell.placer == placer and cell.options == _ARMS[arm]
 
     return Summary(tuple(outcome for outcome in outcomes if is_it(outcome.cell)))
 
@@ -83,6 +94,7 @@ def _groupings(rows: _Rows) -> Table:
             "placer",
             "samples",
             "learned s",
+            "layers s",
             "best random s",
             "median random s",
             "worst random s",
@@ -92,7 +104,10 @@ def _groupings(rows: _Rows) -> Table:
         ),
         num_text=3,
         rows=tuple(_groupings_row(*row) for row in rows),
-        notes=(*_NOTES, *failures(by[name] for _, _, by in rows for name in _GROUPINGS[:2])),
+        notes=(
+            *_NOTES,
+            *failures(by[arm] for _, _, by in rows for arm in ("learned", "layers", "random")),
+        ),
     )
 
 
@@ -107,6 +122,7 @@ def _groupings_row(bed: Testbed, placer: str, by: dict[str, Summary]) -> tuple[s
         placer,
         _samples((*learned.outcomes, *drawn.outcomes)),
         learned.step,
+        by["layers"].step if by["layers"].outcomes else "",
         *_spread(drawn),
         improvement,
         *_published(bed),

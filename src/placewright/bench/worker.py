@@ -18,7 +18,7 @@ import msgspec
 
 from placewright import __version__, files
 from placewright.bench.cells import Answer, Cell, Failure, Machine, Outcome, Point, thin
-from placewright.errors import InputError
+from placewright.errors import InputError, TooLargeError
 from placewright.load import load_model, load_problem
 from placewright.placing import find_placer, place
 from placewright.simulator import warm_up
@@ -39,7 +39,8 @@ def run_cell(cell: Cell, threads: int) -> Outcome:
     try:
         answer, reason = _answer(cell)
     except InputError as error:
-        return Outcome(cell=cell, failure="input", reason=str(error), machine=machine)
+        kind: Failure = "memory" if isinstance(error, TooLargeError) else "input"
+        return Outcome(cell=cell, failure=kind, reason=str(error), machine=machine)
     except Exception as error:
         words = f"{type(error).__name__}: {error}"
         return Outcome(cell=cell, failure=failure_of(words), reason=words, machine=machine)

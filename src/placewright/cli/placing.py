@@ -18,6 +18,7 @@ from placewright.cli._options import (
 from placewright.cli._shared import (
     describe_timeline,
     load_graph,
+    prepare,
     print_json,
     print_out,
     say_unless,
@@ -251,6 +252,8 @@ def place(
 
         problem = load_problem(load_graph(model, dim), cluster, memory)
         warm_up(problem)
+        settings = _settings(options)
+        prepare(problem, placer, settings)
         with show_progress(problem, as_json) as progress:
             result = find(
                 problem,
@@ -261,7 +264,7 @@ def place(
                 seed=seed,
                 grouping=grouping,
                 progress=progress,
-                options=_settings(options),
+                options=settings,
                 folder=output,
                 resume=resume,
                 tensorboard=tensorboard,

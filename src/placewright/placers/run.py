@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -97,6 +97,15 @@ class Placer(Protocol):
         ...
 
 
+@runtime_checkable
+class Prepares(Protocol):
+    """A placer with something to do before its run's clock begins: checks, compiling."""
+
+    def prepare(self, problem: Problem) -> None:
+        """Get ready to place a problem; quick where that was done before."""
+        ...
+
+
 @dataclass(eq=False)
 class Run:
     """
@@ -126,6 +135,10 @@ class Run:
 
     def __post_init__(self) -> None:
         self.first_sample = self.evaluator.num_samples
+
+    def start_clock(self) -> None:
+        """Begin now: what was done until here is not of the budget."""
+        self.began_s = self.improved_s = time.perf_counter()
 
     @property
     def wall_s(self) -> float:

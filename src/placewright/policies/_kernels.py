@@ -178,6 +178,8 @@ def _decode_one(
     noise,
     rate,
     allowed,
+    lean,
+    follow,
     needs,
     capacity,
     twin_of,
@@ -207,7 +209,9 @@ def _decode_one(
         queries[t] = F(0)
         _add_product(h, to_query, queries[t])
         _attend(keys[:steps], queries[t], weight, attention[t, :steps], context[t])
-        scores[t] = F(0)
+        scores[t] = lean[t]
+        if t > 0:
+            scores[t, before] += follow
         _add_product(h, to_scores[:size], scores[t])
         _add_product(context[t], to_scores[size:], scores[t])
         _mark_legal(legal[t], allowed[t], needs[t], used, capacity, twin_of, is_taken)
@@ -239,6 +243,8 @@ def decode(
     noise,  # [B, G, D] standard normal; [1, G, D] if `rate` is 0
     rate,
     allowed,  # [M, G, D]
+    lean,  # [M, G, D] added to the scores
+    follow,  # [M] added to the score of the device chosen before
     needs,  # [M, G] bytes
     capacity,  # [D] bytes
     twin_of,  # [D] the equal device before it, -1 for none
@@ -274,6 +280,8 @@ def decode(
             noise[k],
             rate,
             allowed[m],
+            lean[m],
+            follow[m],
             needs[m],
             capacity,
             twin_of,

@@ -32,7 +32,7 @@ from placewright.policies import _kernels
 from placewright.policies.features import Room, UnitFeatures, device_features, equal_devices
 from placewright.policies.seq2seq import Groups, Limits, Placer, Shaping, glorot
 from placewright.policies.settings import Hierarchical, describe
-from placewright.policies.training import Sample, train
+from placewright.policies.training import Cycle, Sample, train
 from placewright.problem import Problem
 from placewright.simulator import simulate
 
@@ -40,6 +40,12 @@ IntArray = NDArray[np.int64]
 
 NUM_STRETCHES = 8
 """Into how many stretches a layer's pass is cut, for a Grouper that is tied to layers."""
+
+NUM_ELSEWHERE = 4
+"""How many groups are placed elsewhere, in the mean, by a policy that begins near a placement."""
+
+NUM_CUTS = 2
+"""How often a policy that follows changes the device before it has learned, for each device."""
 
 TOGETHER = 0.99
 """How likely a tied Grouper puts a stretch with the first of its pass before it has learned."""
@@ -67,17 +73,26 @@ class Decisions:
         """Count the classes."""
         return int(self.class_of.max()) + 1
 
+    @property
+    def num_at_first(self) -> int:
+        """Count the groups that a Grouper fills before it has learned."""
+        return self.num_groups // self.num_options if self.prior else self.num_groups
+
 
 def place_hierarchical(run: Run, settings: Hierarchical) -> None:
     """Train a Hierarchical Planner on the run's problem until the run is over."""
     room = Room(settings.num_outputs, settings.num_dims, settings.num_neighbours)
 
-    def make_planner(cycle: int) -> Planner:
-        finer = replace(settings, num_groups=settings.num_groups * 2**cycle)
-        decisions = _decisions(run.problem, finer, run.grouping)
+    def make_planner(cycle: Cycle) -> Planner:
+        times = 2 ** (cycle.round + cycle.is_near)
+        finer = replace(settings, num_groups=settings.num_groups * times)
+        decisions = _decisions(run.problem, finer, run.grouping, times)
         units = UnitFeatures.of(run.problem, decisions.unit_of, room)
         fixed = _fixed_grouping(settings, decisions, run.seed)
-        return Planner(run.problem, settings, decisions, units, fixed)
+        planner = Planner(run.problem, settings, decisions, units, fixed)
+        if cycle.is_near and run.best is not None:
+            planner.begin_near(run.best.placement)
+        return planner
 
     train(
         run,
@@ -87,10 +102,16 @@ def place_hierarchical(run: Run, settings: Hierarchical) -> None:
     )
 
 
-def _decisions(problem: Problem, settings: Hierarchical, grouping: IntArray | None) -> Decisions:
-    """Find what the Grouper decides on: ops, layers, or the groups that were asked for."""
+def _decisions(
+    problem: Problem, settings: Hierarchical, grouping: IntArray | None, least: int
+) -> Decisions:
+    """
+    Find what the Grouper decides on: ops, layers, or the groups that were asked for.
+
+    A pass of a layer has `least` groups of its own, or more where there are groups enough.
+    """
     if settings.tied_layers and settings.grouping == "learned" and grouping is None:
-        return _tied(problem, settings.num_groups)
+        return _tied(problem, settings.num_groups, least)
     unit_of = np.arange(problem.num_ops) if grouping is None else np.array(grouping)
     unit_of[problem.colocation_members] = unit_of[problem.colocation_leaders]
     _, unit_of = np.unique(unit_of, return_inverse=True)
@@ -102,12 +123,12 @@ def _decisions(problem: Problem, settings: Hierarchical, grouping: IntArray | No
     return Decisions(unit_of, np.arange(count), np.zeros(count, np.int64), num_groups, num_groups)
 
 
-def _tied(problem: Problem, num_groups: int) -> Decisions:
+def _tied(problem: Problem, num_groups: int, least: int) -> Decisions:
     """
     Cut each layer's forward and backward pass into stretches of equal work; tie equal layers.
 
-    Each pass has groups of its own, as many as `num_groups` allows, at least two. Which stretch
-    goes into which of them is decided once for all layers that are equal.
+    Each pass has groups of its own, as many as `num_groups` allows, not fewer than `least`. Which
+    stretch goes into which of them is decided once for all layers that are equal.
     """
     graph = problem.graph
     layers = find_layers(graph)
@@ -127,7 +148,7 @@ def _tied(problem: Problem, num_groups: int) -> Decisions:
     unit_pass, unit_stretch = keys // NUM_STRETCHES, keys % NUM_STRETCHES
     pattern = _patterns(problem, passes, layers.names)
     _, class_of = np.unique(pattern[unit_pass] * NUM_STRETCHES + unit_stretch, return_inverse=True)
-    options = int(np.clip(num_groups // len(passes), 2, NUM_STRETCHES))
+    options = min(max(num_groups // len(passes), least), NUM_STRETCHES)
     others = max(options - 1, 1)
     return Decisions(
         unit_of,
@@ -210,6 +231,10 @@ class Planner:
     ) -> None:
         self.settings, self.decisions, self.units, self.fixed = settings, decisions, units, fixed
         self.num_samples = settings.num_groupings * settings.num_placements
+        is_drawn = fixed is None and decisions.num_options > 1
+        self.num_groupings = settings.num_groupings if is_drawn else 1
+        op_ps = problem.costs.op_ps.min(axis=1)
+        self.work = np.bincount(decisions.unit_of, weights=op_ps, minlength=units.num_units) + 1.0
         self.allowed = np.ones((units.num_units, problem.num_devices), dtype=np.bool_)
         np.logical_and.at(self.allowed, decisions.unit_of, problem.allowed)
         self.default = self.allowed.argmax(axis=1)
@@ -232,6 +257,8 @@ class Planner:
             types = torch.from_numpy(_by_class(units.types, decisions))
             self.grouper = Grouper(types, self.op_inputs, settings, decisions)
         self.networks = nn.ModuleList([net for net in (self.placer, self.grouper) if net])
+        self.begins_at = torch.full((units.num_units,), -1)  # a checkpoint has it too
+        self.networks.register_buffer("begins_at", self.begins_at)
 
     def _inputs(self) -> tuple[Tensor, NDArray[np.float32]]:
         """Give what the Grouper sees of classes beside types, and what groups sum up of units."""
@@ -265,17 +292,15 @@ class Planner:
     ) -> Drawn:
         """Draw groupings, or tell how likely those of `options` are."""
         decisions = self.decisions
-        zero = torch.zeros(self.settings.num_groupings, 1)
         if self.fixed is not None:
-            options = np.repeat(self.fixed[None], self.settings.num_groupings, axis=0)
-            return self._drawn(options, zero)
+            return self._drawn(self.fixed[None], torch.zeros(1, 1))
         assert self.grouper is not None
         scores = self.grouper()
         noise = np.zeros((len(scores), 0), dtype=np.float32)
         if shaping.noise and random is not None:
             spread = shaping.noise * float(shaping.logits(scores.detach()).square().mean().sqrt())
             noise = spread * random.standard_normal(tuple(scores.shape), dtype=np.float32)
-        shape = self.settings.num_groupings, decisions.num_classes
+        shape = self.num_groupings, decisions.num_classes
         uniform = np.zeros(shape, dtype=np.float32)
         if options is None:
             assert random is not None
@@ -313,8 +338,39 @@ class Planner:
             torch.from_numpy(table[rows, order]),
             np.ascontiguousarray(allowed[rows, order]),
             np.ascontiguousarray(needs[rows, order, 0]),
+            np.ascontiguousarray(self._lean(group_of)[rows, order]),
+            self._follow(),
         )
         return Drawn(options, groups, place_of, log_chance)
+
+    def begin_near(self, placement: IntArray) -> None:
+        """Make the devices of a placement the likely ones before anything is learned."""
+        self.begins_at[self.units.unit_of] = torch.from_numpy(placement)
+
+    def _follow(self) -> float:
+        """Give what is added to the score of the device chosen before, where nothing else leads."""
+        devices = self.allowed.shape[1]
+        if not self.settings.follows or self.begins_at[0] >= 0 or devices == 1:
+            return 0.0
+        chance = max(0.5, 1 - NUM_CUTS * devices / self.decisions.num_at_first)
+        return float(np.log(chance / (1 - chance) * (devices - 1)))
+
+    def _lean(self, group_of: IntArray) -> NDArray[np.float32]:  # [M, G, D]
+        """Give what is added to scores: more for the device where a group's units began."""
+        count, most = len(group_of), self.decisions.num_groups
+        lean = np.zeros((count, most, self.allowed.shape[1]), dtype=np.float32)
+        begins_at = self.begins_at.numpy()
+        if begins_at[0] < 0:
+            return lean
+        is_there = np.eye(self.allowed.shape[1])[begins_at] * self.work[:, None]
+        work = np.zeros(lean.shape)
+        _kernels.sum_groups(group_of, is_there, work)
+        chance = max(0.5, 1 - NUM_ELSEWHERE / most)
+        others = max(lean.shape[2] - 1, 1)
+        np.put_along_axis(
+            lean, work.argmax(axis=2)[..., None], np.log(chance / (1 - chance) * others), axis=2
+        )
+        return lean
 
     def _embed(
         self, sums: NDArray[np.float32], edges: NDArray[np.float32]
@@ -347,7 +403,7 @@ class Planner:
         forced: IntArray | None,
     ) -> Sample:
         """Draw placements of the groups, or tell how likely those of `forced` are."""
-        each = self.settings.num_placements
+        each = self.num_samples // self.num_groupings
         choice = self.placer.sample(drawn.groups, each, shaping, self.limits, random, forced)
         place_of = np.repeat(drawn.place_of, each, axis=0)
         by_unit = np.take_along_axis(choice.devices, place_of, axis=1)

@@ -6,13 +6,18 @@ PyTorch is imported when one runs, not before.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from placewright.errors import InputError
-from placewright.placers.run import Run
+from placewright.evaluate import SimulatedEvaluator
+from placewright.placers.run import Budget, Run
+from placewright.policies.memory import check_memory
+from placewright.policies.rehearsal import shrink, tiny_problem
 from placewright.policies.settings import PRESETS, ColocRL, Settings, change
+from placewright.problem import Problem
 
 
 @dataclass(frozen=True)
@@ -38,6 +43,18 @@ class Learned:
 
             place_hierarchical(run, self.settings)
 
+    def prepare(self, problem: Problem) -> None:
+        """
+        Refuse what takes too much memory; have all loops compiled by training on a tiny problem.
+
+        Raises
+        ------
+        InputError
+            It would take more memory than this machine has, or PyTorch is missing.
+        """
+        check_memory(problem, self.settings)
+        _rehearse(*shrink(self.settings))
+
     @property
     def advice(self) -> str:
         """Say what to try when nothing that the policy sampled fits."""
@@ -47,6 +64,14 @@ class Learned:
             " All samples failed alike, which teaches a policy nothing; try `failure=penalty`"
             " (`--set`), or the placer `hierarchical-plus`."
         )
+
+
+@functools.cache
+def _rehearse(settings: Settings, num_samples: int) -> None:
+    """Train on a tiny problem, once in this process."""
+    problem = tiny_problem()
+    budget = Budget(samples=num_samples)
+    Learned(settings)(Run(problem, SimulatedEvaluator(problem), budget=budget))
 
 
 POLICIES: dict[str, Learned] = {name: Learned(settings) for name, settings in PRESETS.items()}

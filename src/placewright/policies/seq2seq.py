@@ -48,6 +48,8 @@ class Groups:
     embedding: Tensor  # [M, G, E]
     allowed: NDArray[np.bool_]  # [M, G, D]
     needs_bytes: NDArray[np.float64]  # [M, G] what placing one takes of a device's memory
+    lean: NDArray[np.float32] | None = None  # [M, G, D] what is added to the devices' scores
+    follow: float = 0.0  # what is added to the score of the device chosen before
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,6 +175,8 @@ class Placer(nn.Module):
             shaping=shaping,
             allowed=groups.allowed,
             needs_bytes=groups.needs_bytes,
+            lean=np.zeros(groups.allowed.shape, np.float32) if groups.lean is None else groups.lean,
+            follow=np.full(len(groups.lengths), groups.follow, dtype=np.float32),
             limits=limits,
             forced=np.full((1, length), -1) if forced is None else forced,
         )
@@ -229,6 +233,8 @@ class _Drawn:
     shaping: Shaping
     allowed: NDArray[np.bool_]  # [M, G, D]
     needs_bytes: NDArray[np.float64]  # [M, G]
+    lean: NDArray[np.float32]  # [M, G, D]
+    follow: NDArray[np.float32]  # [M]
     limits: Limits
     forced: NDArray[np.int64]  # [B, G] or [1, G] of -1
     devices: NDArray[np.int64] | None = None  # [B, G]
@@ -338,6 +344,8 @@ class _Decode(torch.autograd.Function):
             drawn.noise,
             np.float32(drawn.shaping.noise),
             drawn.allowed,
+            drawn.lean,
+            drawn.follow,
             drawn.needs_bytes,
             drawn.limits.capacity_bytes,
             drawn.limits.twin_of,

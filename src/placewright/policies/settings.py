@@ -43,10 +43,12 @@ class Training:
     noise_updates: int = 0  # for so many updates
     scaled_advantages: bool = False  # by their standard deviation in a batch
     entropy: float = 0.0  # what a nat of it is worth
+    entropy_near: float = 0.0  # at the beginning of a cycle that refines; 0: as in the others
     entropy_end: float = 0.0  # at the end of a cycle, reached by equal factors; 0: it stays
     epochs: int = 1  # steps on one batch of samples, with clipped ratios (PPO) if more than one
     clip_ratio: float = 0.2
     cycle_samples: int | None = None  # after so many begin anew; each cycle is twice the last
+    refines: bool = False  # every second cycle begins near the best placement, as long as the last
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +83,7 @@ class Hierarchical:
     tied_layers: bool = False  # plus: layers are cut alike where they are alike
     path_features: bool = False  # plus: critical path, time and memory
     aligned: bool = False  # plus: the decoder sees the group that it places
+    follows: bool = False  # plus: at first a group mostly goes where the one before it went
     fit: Fit = "none"  # plus: a device without room is not chosen
     training: Training = field(default_factory=Training)
 
@@ -123,6 +126,7 @@ PRESETS: dict[str, Settings] = {
         tied_layers=True,
         path_features=True,
         aligned=True,
+        follows=True,
         fit="mask",
         training=Training(
             reward="improvement",
@@ -134,9 +138,11 @@ PRESETS: dict[str, Settings] = {
             tanh_constant=0.0,
             scaled_advantages=True,
             entropy=0.15,
+            entropy_near=0.02,
             entropy_end=0.002,
             epochs=4,
             cycle_samples=4_000,
+            refines=True,
         ),
     ),
 }

@@ -30,6 +30,7 @@ from placewright.policies.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
+from placewright.policies.interrupt import HeldInterrupt
 from placewright.policies.rewards import Advantages, AnyBaseline, Pricing, make_baseline
 from placewright.policies.seq2seq import Shaping
 from placewright.policies.settings import Training
@@ -67,6 +68,24 @@ class Policy(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Cycle:
+    """One of the times that a policy is trained from the beginning, each round finer and longer."""
+
+    number: int
+    refines: bool  # every second one begins near the best placement so far
+
+    @property
+    def round(self) -> int:
+        """Count the rounds before this one."""
+        return self.number // 2 if self.refines else self.number
+
+    @property
+    def is_near(self) -> bool:
+        """Tell whether the policy begins near the best placement so far."""
+        return self.refines and self.number % 2 == 1
+
+
 @dataclass(eq=False)
 class _State:
     """Where training stands: all that the next update depends on."""
@@ -75,7 +94,7 @@ class _State:
     optimizer: torch.optim.Adam
     random: np.random.Generator
     baseline: AnyBaseline
-    cycle: int
+    cycle: Cycle
     cycle_begin: int  # the run's samples when the cycle began
     update: int = 0  # in this cycle
     sure_for: int = 0  # updates
@@ -83,12 +102,15 @@ class _State:
 
 def train(
     run: Run,
-    make_policy: Callable[[int], Policy],
+    make_policy: Callable[[Cycle], Policy],
     settings: Training,
     described: dict[str, Any],
 ) -> None:
     """
     Train policies until the run is over.
+
+    With a folder, Ctrl-C waits for the update that is being made and for a checkpoint; a second one
+    does not.
 
     Parameters
     ----------
@@ -105,6 +127,8 @@ def train(
     ------
     InputError
         There is a checkpoint that cannot be gone on with, or the weights are no numbers any more.
+    KeyboardInterrupt
+        Ctrl-C: once what was learned is saved.
     """
     identity = Identity.of(run, described)
     stored = load_checkpoint(run, identity) if run.folder is not None else None
@@ -113,40 +137,45 @@ def train(
     else:
         state = _restore(run, make_policy, settings, stored)
     saved_s = time.perf_counter()
-    with Scalars(run.tensorboard, run.num_samples) as scalars:
+    keeps = run.folder is not None
+    with Scalars(run.tensorboard, run.num_samples) as scalars, HeldInterrupt(keeps) as interrupt:
         while not run.is_over:
             if _is_cycle_over(run, state, settings):
                 if settings.cycle_samples is None:
                     break
-                state = _begin(run, make_policy, settings, state.cycle + 1, run.num_samples)
+                state = _begin(run, make_policy, settings, state.cycle.number + 1, run.num_samples)
             room = run.room(state.policy.num_samples)
             is_last = room < state.policy.num_samples
-            is_due = is_last or time.perf_counter() - saved_s > SAVE_EVERY_S
-            if run.folder is not None and run.best is not None and is_due:
+            is_due = is_last or interrupt.has_come
+            is_due = is_due or time.perf_counter() - saved_s > SAVE_EVERY_S
+            if keeps and run.best is not None and is_due:
                 save_checkpoint(run, identity, _store(state))
                 saved_s = time.perf_counter()
+                if interrupt.has_come:
+                    raise KeyboardInterrupt
             if is_last:  # too few for an update: whoever goes on begins before them
                 run.offer(
                     state.policy.sample(state.random, _shaping(state, settings)).placements[:room]
                 )
                 return
             scalars.write(run, _update(run, state, settings))
-    if run.folder is not None:
-        save_checkpoint(run, identity, _store(state))
+        if keeps:
+            save_checkpoint(run, identity, _store(state))
 
 
 def _begin(
-    run: Run, make_policy: Callable[[int], Policy], settings: Training, cycle: int, samples: int
+    run: Run, make_policy: Callable[[Cycle], Policy], settings: Training, number: int, samples: int
 ) -> _State:
     """Begin a cycle with a new policy; the same seed and cycle make the same one."""
+    cycle = Cycle(number, settings.refines)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int(np.random.SeedSequence([run.seed, cycle]).generate_state(1)[0]))
+        torch.manual_seed(int(np.random.SeedSequence([run.seed, number]).generate_state(1)[0]))
         policy = make_policy(cycle)
     pricing = Pricing(settings.reward, settings.failure, settings.failure_s)
     return _State(
         policy,
         torch.optim.Adam(policy.networks.parameters(), lr=settings.learning_rate, fused=True),
-        np.random.default_rng([run.seed, cycle]),
+        np.random.default_rng([run.seed, number]),
         make_baseline(
             settings.baseline,
             pricing,
@@ -169,7 +198,7 @@ def _spent(run: Run, state: _State, settings: Training) -> float:
     """Give the share of the cycle that is over."""
     if settings.cycle_samples is None:
         return 0.0
-    return (run.num_samples - state.cycle_begin) / (settings.cycle_samples * 2**state.cycle)
+    return (run.num_samples - state.cycle_begin) / (settings.cycle_samples * 2**state.cycle.round)
 
 
 def _shaping(state: _State, settings: Training) -> Shaping:
@@ -201,7 +230,7 @@ def _update(run: Run, state: _State, settings: Training) -> dict[str, float]:
         advantages = Advantages(advantages.device / scale, advantages.group / scale)
     for group in state.optimizer.param_groups:
         group["lr"] = _learning_rate(state.update, settings)
-    worth = _entropy_worth(_spent(run, state, settings), settings)
+    worth = _entropy_worth(state.cycle, _spent(run, state, settings), settings)
     norm = 0.0
     if keeps.any():  # else Adam's momentum would go on by itself
         norm = _step(state, sample, advantages, worth, settings)
@@ -222,11 +251,14 @@ def _learning_rate(update: int, settings: Training) -> float:
     return float(settings.learning_rate * settings.learning_rate_decay**steps)
 
 
-def _entropy_worth(spent: float, settings: Training) -> float:
+def _entropy_worth(cycle: Cycle, spent: float, settings: Training) -> float:
     """Give what entropy is worth: falling by equal factors over a cycle."""
-    if not settings.entropy or not settings.entropy_end:
-        return settings.entropy
-    return float(settings.entropy * (settings.entropy_end / settings.entropy) ** min(spent, 1.0))
+    begin = settings.entropy
+    if cycle.is_near and settings.entropy_near:
+        begin = settings.entropy_near
+    if not begin or not settings.entropy_end:
+        return begin
+    return float(begin * (settings.entropy_end / begin) ** min(spent, 1.0))
 
 
 def _step(
@@ -274,7 +306,7 @@ def _store(state: _State) -> Stored:
     for index, slot in state.optimizer.state_dict()["state"].items():
         tensors |= {f"adam/{index}/{k}": torch.as_tensor(v) for k, v in slot.items()}
     values = {
-        "cycle": state.cycle,
+        "cycle": state.cycle.number,
         "cycle_begin": state.cycle_begin,
         "update": state.update,
         "sure_for": state.sure_for,
@@ -285,7 +317,7 @@ def _store(state: _State) -> Stored:
 
 
 def _restore(
-    run: Run, make_policy: Callable[[int], Policy], settings: Training, stored: Stored
+    run: Run, make_policy: Callable[[Cycle], Policy], settings: Training, stored: Stored
 ) -> _State:
     """Set training to where a checkpoint was taken."""
     values, tensors = stored.values, stored.tensors
