@@ -28,6 +28,7 @@ NAMES = (
     "placers",
     "auto",
     "policies",
+    "execute",
 )
 
 

@@ -240,6 +240,10 @@ def test_help_teaches():
             [*SIMULATE, "--on", "cpu", "--trace", "no/such/folder/t.json"],
             "`no/such/folder/t.json` cannot be written",
         ),
+        (
+            [*PLACE, "--placer", "hierarchical", "--set", "hidden=100000000"],
+            "would take more than 1,000 TiB of memory, and this machine has",
+        ),
     ],
 )
 def test_wrong_input_gets_one_sentence_and_exit_code_2(arguments, words):

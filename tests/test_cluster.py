@@ -174,6 +174,91 @@ def test_a_wrong_cluster_is_told_what_is_wrong(tmp_path, old, new, words):
     assert "box.toml" in str(caught.value)
 
 
+def same(left, right):
+    pairs = [(value, vars(right)[name]) for name, value in vars(left).items()]
+    return all(np.array_equal(a, b) if isinstance(a, np.ndarray) else a == b for a, b in pairs)
+
+
+@pytest.mark.parametrize("name", Cluster.presets())
+def test_presets_are_saved_and_loaded_without_loss(name, tmp_path):
+    cluster = Cluster.preset(name)
+    cluster.save(tmp_path / "box.toml")
+    assert same(Cluster.load(tmp_path / "box.toml"), cluster)
+
+
+def test_every_kind_of_entry_is_saved_and_loaded_without_loss(tmp_path):
+    text = EXAMPLE.replace("matmul = 0.7", "matmul = [[1e6, 0.1], [123456.789e3, 0.6]]")
+    text = text.replace('name = "two-gpus"', r'name = "a \"b\" \\ \u007f é"')
+    text = text.replace("[[device]]", 'source = "two\\nlines"\n[[device]]', 1)
+    text = text.replace('"6GB/s"', "6123456789.123").replace('"15us"', "1.23456789e-05")
+    for more in (
+        "",
+        '[[pair]]\nfrom = "cuda:1"\nto = "cpu"\nlatency = 0\nchannels = ["x", "pcie"]\n',
+    ):
+        cluster = load(tmp_path, text + more)
+        assert cluster.source == "two\nlines"
+        cluster.save(tmp_path / "again.toml")
+        assert same(Cluster.load(tmp_path / "again.toml"), cluster)
+
+
+def test_links_that_keep_their_own_engines_beside_shared_ones_are_saved(tmp_path):
+    text = EXAMPLE.replace('bandwidth = "6GB/s"', 'bandwidth = "6GB/s"\nchannels = ["bus"]')
+    text += '[[pair]]\nbetween = ["cpu", "cuda:1"]\nchannels = ["cpu out", "cuda:1 in"]\n'
+    cluster = load(tmp_path, text)
+    cluster.save(tmp_path / "again.toml")
+    again = Cluster.load(tmp_path / "again.toml")
+    for source in cluster.device_names:
+        for target in {*cluster.device_names} - {source}:
+            assert channels(again, source, target) == channels(cluster, source, target)
+
+
+def test_a_saved_cluster_reads_as_a_person_would_write_it(tmp_path):
+    text = load(tmp_path, EXAMPLE).to_toml()
+    assert (
+        text
+        == """name = "two-gpus"
+
+[[device]]
+name = "cpu"
+kind = "cpu"
+memory = "64GiB"
+flops = { float32 = 5e11 }
+memory_bandwidth = "60GB/s"
+launch = "1us"
+[device.efficiency]
+other = 1.0
+
+[[device]]
+names = ["cuda:0", "cuda:1"]
+kind = "cuda"
+model = "Tesla K40"
+memory = "12GiB"
+flops = { float32 = 4.29e12 }
+memory_bandwidth = "288GB/s"
+launch = "8us"
+[device.efficiency]
+matmul = 0.7
+convolution = 0.6
+elementwise = 0.8
+
+[link]
+latency = "15us"
+bandwidth = "6GB/s"
+
+[[pair]]
+between = ["cuda:0", "cuda:1"]
+latency = "15us"
+bandwidth = "10GB/s"
+channels = ["pcie"]
+"""
+    )
+
+
+def test_a_cluster_that_cannot_be_written_is_told_so(tmp_path):
+    with pytest.raises(InputError, match="cannot be written"):
+        load(tmp_path, EXAMPLE).save(tmp_path / "nowhere" / "box.toml")
+
+
 def test_the_fingerprint_is_of_names_and_kinds_alone(tmp_path):
     same = load(tmp_path, EXAMPLE).fingerprint
     assert (

@@ -55,6 +55,17 @@ def test_links_are_followed_and_pipes_are_written_to(tmp_path):
     assert pipe.is_fifo()
 
 
+def test_what_could_not_be_written_is_told_before(tmp_path):
+    files.check_writable(tmp_path / "new.toml")
+    (tmp_path / "old.toml").write_text("")
+    files.check_writable(tmp_path / "old.toml")
+    assert not (tmp_path / "new.toml").exists()
+    with pytest.raises(InputError, match=r"cannot be written: Is a directory\."):
+        files.check_writable(tmp_path)
+    with pytest.raises(InputError, match=r"cannot be written: No such file or directory\."):
+        files.check_writable(tmp_path / "nowhere" / "new.toml")
+
+
 def test_gzip_files_of_several_members_are_read(tmp_path):
     path = tmp_path / "a.gz"
     path.write_bytes(gzip.compress(b"one ") + gzip.compress(b"two"))

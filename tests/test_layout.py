@@ -22,7 +22,8 @@ MAY_IMPORT = {
     "units": {"errors"},
     "graph_file": {"errors", "files"},
     "graph": {"errors", "graph_file"},
-    "cluster": {"errors", "files", "units"},
+    "cluster_file": {"errors", "files", "units"},
+    "cluster": {"cluster_file", "errors", "files", "units"},
     "costs": {"errors", "graph", "cluster"},
     "problem": {"errors", "graph", "cluster", "costs"},
     "_kernel": set(),
@@ -113,15 +114,19 @@ MAY_IMPORT = {
     "policies._kernels": set(),
     "policies.rewards": {"evaluate"},
     "policies.settings": {"errors", "policies.rewards"},
+    "policies.interrupt": set(),
+    "policies.memory": {"errors", "grouping", "policies.settings", "problem", "units"},
+    "policies.rehearsal": {"cluster", "graph", "graph_file", "policies.settings", "problem"},
     "policies.learned": {
-        "errors", "placers.run", "policies.colocrl", "policies.hierarchical", "policies.settings",
+        "errors", "evaluate", "placers.run", "policies.colocrl", "policies.hierarchical",
+        "policies.memory", "policies.rehearsal", "policies.settings", "problem",
     },
     "policies.features": {"graph", "policies._kernels", "problem"},
     "policies.seq2seq": {"policies._kernels"},
     "policies.checkpoint": {"errors", "files", "placers.run", "problem"},
     "policies.training": {
-        "errors", "placers.run", "policies.checkpoint", "policies.rewards", "policies.seq2seq",
-        "policies.settings",
+        "errors", "placers.run", "policies.checkpoint", "policies.interrupt", "policies.rewards",
+        "policies.seq2seq", "policies.settings",
     },
     "policies.colocrl": {
         "grouping", "placers.groups", "placers.run", "policies._kernels", "policies.features",
@@ -134,11 +139,77 @@ MAY_IMPORT = {
     },
     "load": {
         "errors", "files", "graph", "cluster", "units", "problem", "simulator", "placers.experts",
-        "frontends._cache", "frontends.exported", "frontends.onnx", "frontends.python_file",
-        "frontends.torch", "zoo",
+        "execute.op_times", "frontends._cache", "frontends.exported", "frontends.onnx",
+        "frontends.python_file", "frontends.torch", "zoo",
+    },
+    "execute": set(),
+    "execute.devices": {"errors", "execute.allocation"},
+    "execute.kernels": set(),
+    "execute._probe_cases": {"frontends._work"},
+    "execute._probe_fit": {"cluster", "costs", "units"},
+    "execute._probe_links": {"execute._probe_fit", "execute.devices"},
+    "execute._probe_memory": {"execute.devices"},
+    "execute._probe_timing": {
+        "errors", "execute._probe_cases", "execute._probe_fit", "execute._probe_memory",
+        "execute.devices", "execute.kernels", "units",
+    },
+    "execute.probing": {
+        "__version__", "cluster", "costs", "errors", "execute._probe_fit", "execute._probe_links",
+        "execute._probe_memory", "execute._probe_timing", "execute.devices", "graph", "graph_file",
+        "units",
+    },
+    "execute.op_times": {
+        "cluster", "costs", "errors", "files", "frontends._cache", "graph",
+    },
+    "execute.allocation": set(),
+    "execute.issuing": {"execute.devices"},
+    "execute._indices": {"frontends._work"},
+    "execute.solo": {
+        "execute._indices", "execute.devices", "execute.kernels", "execute.op_times",
+        "frontends._recorder", "frontends._work", "frontends.torch",
+    },
+    "execute.op_bench": {
+        "errors", "execute._probe_memory", "execute.devices", "execute.issuing",
+        "execute.op_times", "execute.solo", "units",
+    },
+    "execute.profiling": {
+        "cluster", "costs", "errors", "execute._probe_memory", "execute.devices",
+        "execute.op_bench", "execute.op_times", "execute.solo", "frontends.torch", "graph",
+    },
+    "execute.program": {
+        "execute.devices", "execute.kernels", "frontends._recorder", "frontends._work",
+        "frontends.torch",
+    },
+    "execute.runtime": {"execute.devices", "execute.program"},
+    "execute.applying": {
+        "errors", "execute.placed", "execute.program", "frontends._modules", "frontends.torch",
+        "plan",
+    },
+    "execute.placed": {
+        "errors", "execute._probe_memory", "execute.devices", "execute.program",
+        "execute.runtime", "frontends._modules", "frontends.torch", "plan", "timeline", "units",
+    },
+    "execute._statistics": set(),
+    "execute._wire": {"plan"},
+    "execute._torch_library": set(),
+    "execute._peaks": {"execute._torch_library", "execute.placed"},
+    "execute._candidate": {
+        "errors", "execute._peaks", "execute._wire", "execute.placed", "frontends.torch",
+    },
+    "execute._template": {
+        "errors", "execute._candidate", "execute._torch_library", "execute._wire",
+        "frontends._modules", "frontends.torch", "load",
+    },
+    "execute.processes": {"errors", "execute._wire", "load", "units"},
+    "execute.measuring": {
+        "cluster", "errors", "execute._statistics", "execute._wire", "execute.processes", "plan",
+    },
+    "execute.measured": {
+        "errors", "evaluate", "execute._wire", "execute.measuring", "execute.placed",
+        "execute.processes", "graph", "problem", "simulator", "timeline",
     },
     "report": set(),
-    "report.facts": {"graph"},
+    "report.facts": {"cluster", "graph"},
     "report._figure": {"errors", "files", "graph"},
     "report._grid": {"graph", "grouping.layers"},
     "report.named": {"errors", "graph"},
@@ -147,6 +218,10 @@ MAY_IMPORT = {
     "report.terminal": {
         "bounds", "cluster", "comparing", "costs", "graph", "placing", "problem", "report.facts",
         "timeline", "units",
+    },
+    "report.profiles": {"execute.profiling", "graph", "report.terminal", "units"},
+    "report.measurements": {
+        "cluster", "execute._statistics", "execute.measuring", "plan", "report.terminal", "units",
     },
     "report.live": {"placers.run", "units"},
     "bench": set(),
@@ -168,25 +243,38 @@ MAY_IMPORT = {
         "placers.run",
     },
     "bench.ablations": {
-        "bench.cells", "bench.summary", "bench.tables", "bench.testbeds", "placing",
+        "bench.cells", "bench.summary", "bench.tables", "bench.testbeds", "placers.run", "placing",
     },
     "bench.running": {
-        "bench", "bench.ablations", "bench.cells", "bench.pool", "bench.table1", "bench.table2",
-        "bench.tables", "bench.testbeds", "errors", "placers.experts", "placers.run", "units",
+        "bench", "bench.ablations", "bench.cells", "bench.pool", "bench.summary", "bench.table1",
+        "bench.table2", "bench.tables", "bench.testbeds", "errors", "placers.experts",
+        "placers.run", "units",
     },
     "__version__": set(),
     "cli._options": set(),
     "cli._shared": {
         "bounds", "errors", "frontends._cache", "frontends.onnx", "graph", "load", "placers.run",
-        "problem", "report.live", "simulator", "timeline",
+        "placing", "problem", "report.live", "simulator", "timeline",
+    },
+    "cli.machine": {
+        "cli._options", "cli._shared", "errors", "execute.probing", "files", "report.facts",
+        "report.terminal",
     },
     "cli.models": {
         "bounds", "cli._options", "cli._shared", "cluster", "errors", "load", "placers.experts",
         "placing", "problem", "report.facts", "report.terminal", "timeline", "zoo",
     },
     "cli.placing": {
-        "bounds", "cli._options", "cli._shared", "comparing", "errors", "load", "placers.experts",
-        "placing", "plan", "problem", "report.terminal", "trace",
+        "bounds", "cli._options", "cli._shared", "comparing", "errors", "execute.measured", "load",
+        "placers.experts", "placing", "plan", "problem", "report.terminal", "trace",
+    },
+    "cli.measures": {
+        "cli._options", "cli._shared", "cluster", "errors", "execute.measuring", "load", "plan",
+        "report.measurements", "units",
+    },
+    "cli.profiles": {
+        "cli._options", "cli._shared", "cluster", "errors", "execute.devices", "execute.op_times",
+        "execute.profiling", "load", "report.profiles",
     },
     "cli.pictures": {
         "cli._options", "cli._shared", "errors", "graph", "plan", "report._figure",
@@ -195,7 +283,10 @@ MAY_IMPORT = {
     "cli.benches": {
         "bench.cells", "bench.pool", "bench.running", "bench.tables", "cli._shared",
     },
-    "cli": {"__version__", "cli.benches", "cli.models", "cli.pictures", "cli.placing"},
+    "cli": {
+        "__version__", "cli.benches", "cli.machine", "cli.measures", "cli.models", "cli.pictures",
+        "cli.placing", "cli.profiles",
+    },
     "cli.__main__": {"cli"},
 }  # fmt: skip
 

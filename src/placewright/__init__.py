@@ -4,11 +4,12 @@ placewright: which device runs which operation of a neural network.
 The public names, by what they are for:
 
 * a model: `capture` (`Capture`), `load_model`, `Graph`, `Op`, `Output`
-* a machine: `Cluster`, `load_cluster`
+* a machine: `Cluster`, `load_cluster`, `probe` (this one, measured)
 * the question: `Problem`, `load_problem`, `Costs`, `coarsen`, `split_cycles`
 * an answer: `place` (`Result`, `Budget`), or one of your own
 * how good it is: `Candidate`, `simulate`, `simulate_many`, `default_triggers`,
   `Timeline`, `lower_bounds`, `save_trace`, `Plan`
+* running it: `apply`, `TrainStep`
 * `InputError`, for input that cannot be used
 
 They are loaded when first used, so that ``import placewright`` is quick.
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
     from placewright.coarsening import Coarse, coarsen, split_cycles
     from placewright.costs import Costs
     from placewright.errors import InputError
+    from placewright.execute.applying import TrainStep, apply
+    from placewright.execute.measured import MeasuredEvaluator
+    from placewright.execute.measuring import Measurement, measure
+    from placewright.execute.probing import probe
     from placewright.frontends.torch import Capture, capture
     from placewright.graph import Graph
     from placewright.graph_file import Op, Output
@@ -45,6 +50,10 @@ _MODULES = {
     "coarsening": ("Coarse", "coarsen", "split_cycles"),
     "costs": ("Costs",),
     "errors": ("InputError",),
+    "execute.applying": ("TrainStep", "apply"),
+    "execute.measured": ("MeasuredEvaluator",),
+    "execute.measuring": ("Measurement", "measure"),
+    "execute.probing": ("probe",),
     "frontends.torch": ("Capture", "capture"),
     "graph": ("Graph",),
     "graph_file": ("Op", "Output"),

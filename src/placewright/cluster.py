@@ -1,8 +1,8 @@
 """
 `Cluster`: the devices of a machine, the links between them, and the channels links share.
 
-This module owns the cluster file format (TOML), the presets that ship with the package, and what
-makes a cluster valid.
+This module owns what a cluster file's entries mean (how they are spelled is in
+`placewright.cluster_file`), the presets that ship with the package, and what makes a cluster valid.
 
 Letters: ``D`` devices, ``C`` channels.
 """
@@ -11,19 +11,27 @@ from __future__ import annotations
 
 import fnmatch
 import hashlib
-import tomllib
+import operator
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
-from itertools import pairwise
+from itertools import groupby, pairwise, permutations
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from placewright import files
+from placewright.cluster_file import (
+    ClusterFile,
+    DeviceEntry,
+    LinkEntry,
+    PairEntry,
+    decode,
+    encode,
+)
 from placewright.errors import InputError
 from placewright.units import parse_bytes, parse_rate, parse_time
 
@@ -99,6 +107,24 @@ class Cluster:
         """
         data = files.read(path, "cluster file")
         return _parse(data, f"The cluster file `{path}`")
+
+    def save(self, path: str | Path) -> None:
+        """
+        Save as a cluster file, whole or not at all.
+
+        Loading it gives back the same cluster, figure for figure; channels that no link uses are
+        not kept, and others may be numbered anew.
+
+        Raises
+        ------
+        InputError
+            The file cannot be written.
+        """
+        files.write(path, self.to_toml().encode())
+
+    def to_toml(self) -> str:
+        """Give what `save` writes."""
+        return encode(_describe(self))
 
     @classmethod
     def preset(cls, name: str) -> Cluster:
@@ -242,54 +268,16 @@ def _check_links(cluster: Cluster) -> None:
                 raise InputError(f"The link {link} has no channel. Name at least one.")
 
 
-class _Device(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    kind: str
-    memory: float | str
-    flops: dict[str, float]
-    memory_bandwidth: float | str
-    name: str | None = None
-    names: list[str] | None = None
-    model: str = ""
-    launch: float | str = 0.0
-    efficiency: float | dict[str, float | list[tuple[float, float]]] = 1.0
-
-
-class _Link(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    latency: float | str | None = None
-    bandwidth: float | str | None = None
-    channels: list[str] | None = None
-
-
-class _Pair(_Link, rename={"from_": "from"}, kw_only=True):
-    between: list[str] | None = None
-    from_: str | None = None
-    to: str | None = None
-
-
-class _File(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    name: str
-    description: str = ""
-    source: str = ""
-    device: list[_Device] = []
-    link: _Link = msgspec.field(default_factory=_Link)
-    pair: list[_Pair] = []
-
-
 def _parse(data: bytes, what: str) -> Cluster:
-    try:
-        file = msgspec.convert(tomllib.loads(data.decode()), type=_File)
-    except msgspec.ValidationError as error:
-        raise InputError(f"{what} is wrong: {files.reason_of(error)}.") from None
-    except (ValueError, RecursionError) as error:  # tomllib raises both, and its own
-        raise InputError(f"{what} is not TOML: {files.reason_of(error)}.") from None
+    file = decode(data, what)
     try:
         return _build(file)
     except InputError as error:
         raise InputError(f"{what} is wrong: {error}") from None
 
 
-def _build(file: _File) -> Cluster:
-    devices: list[tuple[str, _Device]] = []
+def _build(file: ClusterFile) -> Cluster:
+    devices: list[tuple[str, DeviceEntry]] = []
     for device in file.device:
         if (device.name is None) == (device.names is None):
             raise InputError(
@@ -358,9 +346,9 @@ class _Links:
             (source, count + target) for source in range(count) for target in range(count)
         ]
 
-    def apply(self, where: str, link: _Link, sources: list[int], targets: list[int]) -> None:
+    def apply(self, where: str, link: LinkEntry, sources: list[int], targets: list[int]) -> None:
         """Set what `link` gives on every link from `sources` to `targets`."""
-        if isinstance(link, _Pair) and sources == targets and len(sources) == 1:
+        if isinstance(link, PairEntry) and sources == targets and len(sources) == 1:
             raise InputError(f"There is no link in {where}: it names one device.")
         channels: tuple[int, ...] | None = None
         if link.channels is not None:
@@ -395,7 +383,7 @@ class _Links:
         return found
 
 
-def _apply_pair(links: _Links, pair: _Pair) -> None:
+def _apply_pair(links: _Links, pair: PairEntry) -> None:
     if pair.between is not None and pair.from_ is None and pair.to is None:
         if len(pair.between) != 2:
             raise InputError(
@@ -410,3 +398,84 @@ def _apply_pair(links: _Links, pair: _Pair) -> None:
         links.apply(where, pair, links.match(pair.from_), links.match(pair.to))
     else:
         raise InputError("A `[[pair]]` needs either `between`, or both `from` and `to`.")
+
+
+def _describe(cluster: Cluster) -> ClusterFile:
+    """Tell a cluster entry by entry, so that `_build` gives it back."""
+    devices = []
+    entries = [(_describe_device(cluster, d), name) for d, name in enumerate(cluster.device_names)]
+    for entry, alike in groupby(entries, key=operator.itemgetter(0)):
+        names = [name for _, name in alike]
+        entry.name, entry.names = (names[0], None) if len(names) == 1 else (None, names)
+        devices.append(entry)
+    usual, pairs = _describe_links(cluster)
+    return ClusterFile(
+        name=cluster.name,
+        description=cluster.description,
+        source=cluster.source,
+        device=devices,
+        link=usual,
+        pair=pairs,
+    )
+
+
+def _describe_device(cluster: Cluster, device: int) -> DeviceEntry:
+    return DeviceEntry(
+        kind=cluster.device_kinds[device],
+        model=cluster.device_models[device],
+        memory=int(cluster.memory_bytes[device]),
+        flops={dtype: float(rate) for dtype, rate in cluster.flops[device].items()},
+        memory_bandwidth=float(cluster.memory_bytes_per_s[device]),
+        launch=float(cluster.launch_s[device]),
+        efficiency={
+            family: share if isinstance(share, float) else [*share]
+            for family, share in cluster.efficiency[device].items()
+        },
+    )
+
+
+_Entry = TypeVar("_Entry", bound=LinkEntry)
+
+_Link: TypeAlias = tuple[float, float, tuple[str, ...] | None]
+"""Latency, bandwidth, and the channels where they are not the two devices' own engines."""
+
+
+def _describe_links(cluster: Cluster) -> tuple[LinkEntry, list[PairEntry]]:
+    """Tell what most links are like, and the pairs that are not."""
+    names, count = cluster.device_names, cluster.num_devices
+
+    def last_channel(link: tuple[int, int]) -> int:  # so that channels keep their order
+        return max(0, *(c - 2 * count for c in cluster.link_channels[link[0] * count + link[1]]))
+
+    links: dict[tuple[str, str], _Link] = {}
+    for source, target in sorted(permutations(range(count), 2), key=last_channel):
+        ends = names[source], names[target]
+        channels = cluster.link_channels[source * count + target]
+        named = tuple(cluster.channel_names[c] for c in channels)
+        latency_s = float(cluster.latency_s[source, target])
+        bytes_per_s = float(cluster.bytes_per_s[source, target])
+        links[ends] = latency_s, bytes_per_s, None if named == _engines(ends) else named
+    if not links:
+        return LinkEntry(), []
+    usual = Counter(links.values()).most_common(1)[0][0]
+    if usual[2] is not None:  # what differs from it has to name its channels, engines too
+        links = {ends: (*link[:2], link[2] or _engines(ends)) for ends, link in links.items()}
+    pairs: dict[tuple[str, str], PairEntry] = {}
+    for ends, link in links.items():
+        back = ends[::-1]
+        is_both = links[back] == link
+        if link == usual or (is_both and back in pairs):
+            continue
+        pair = PairEntry(between=[*ends]) if is_both else PairEntry(from_=ends[0], to=ends[1])
+        pairs[ends] = _fill(pair, link)
+    return _fill(LinkEntry(), usual), [*pairs.values()]
+
+
+def _engines(ends: tuple[str, str]) -> tuple[str, ...]:
+    return f"{ends[0]} out", f"{ends[1]} in"
+
+
+def _fill(entry: _Entry, link: _Link) -> _Entry:
+    entry.latency, entry.bandwidth = link[:2]
+    entry.channels = None if link[2] is None else [*link[2]]
+    return entry

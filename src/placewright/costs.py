@@ -123,11 +123,17 @@ class Costs:
         self.op_ps.flags.writeable = False
 
     @classmethod
-    def estimate(cls, graph: Graph, cluster: Cluster) -> Costs:
+    def estimate(
+        cls,
+        graph: Graph,
+        cluster: Cluster,
+        measured_s: NDArray[np.float64] | None = None,  # [N, D] nan: not measured
+    ) -> Costs:
         """
         Price every op on every device.
 
-        A measured time (`Op.time_s`) wins, looked up by device name, then model, then kind.
+        A time in the graph (`Op.time_s`) wins, looked up by device name, then model, then kind;
+        then `measured_s`, if given.
         Otherwise ``launch + max(flops / (peak rate * e), bytes / (memory bandwidth * m))``, with
         the peak rate of the op's dtype (float32's if the device lists no other). ``e`` is the
         efficiency of its family (that of ``other``, or 1, if the device lists none) at its size:
@@ -149,6 +155,8 @@ class Costs:
             speed = cluster.memory_bytes_per_s[d] * _reached(shares, graph, moving, kind_at)
             busy_s = np.maximum(graph.op_flops / rate, graph.op_bytes / speed)
             time_s[:, d] = np.where(works, cluster.launch_s[d] + busy_s, 0.0)
+        if measured_s is not None:
+            time_s = np.where(np.isnan(measured_s), time_s, measured_s)
         for i, times in enumerate(graph.op_time_s):
             for d in range(cluster.num_devices) if times else ():
                 names = cluster.device_names[d], cluster.device_models[d], cluster.device_kinds[d]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,6 +53,15 @@ class Evaluator(Protocol):
 
     def evaluate(self, candidates: Sequence[Candidate]) -> Evaluations:
         """Evaluate candidates."""
+        ...
+
+
+@runtime_checkable
+class Confirms(Protocol):
+    """An evaluator whose times are measured, so that the best of many was also lucky."""
+
+    def confirm(self) -> tuple[Candidate, float] | None:
+        """Judge the best few again, with more care; give the best and its time, if there is one."""
         ...
 
 

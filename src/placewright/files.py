@@ -187,6 +187,27 @@ def write(path: str | Path, data: bytes) -> None:
         raise InputError(f"`{path}` cannot be written: {reason}.") from None
 
 
+def check_writable(path: str | Path) -> None:
+    """
+    Check that `write` would not be refused, before long work whose result goes there.
+
+    Raises
+    ------
+    InputError
+        The file or its directory is missing or cannot be written to.
+    """
+    target = Path(os.path.realpath(path))
+    if target.is_dir():
+        reason = "Is a directory"
+    elif not target.parent.is_dir():
+        reason = "No such file or directory"
+    elif not os.access(target if target.exists() else target.parent, os.W_OK):
+        reason = "Permission denied"
+    else:
+        return
+    raise InputError(f"`{path}` cannot be written: {reason}.")
+
+
 def _replace(target: Path, data: bytes) -> None:
     if target.exists() and not os.access(target, os.W_OK):
         raise PermissionError(13, "Permission denied")

@@ -10,17 +10,22 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from placewright import files
 from placewright.cluster import Cluster
 from placewright.errors import InputError
+from placewright.execute.op_times import measured_costs
 from placewright.frontends._cache import cached, cached_with_sources
 from placewright.graph import Graph
 from placewright.problem import Problem
 from placewright.units import parse_bytes
 from placewright.zoo import RECIPES
+
+if TYPE_CHECKING:
+    from placewright.frontends.torch import Capture
 
 TIGHT = "-tight"
 TIGHT_MEMORY = "60%"
@@ -57,7 +62,7 @@ def load_model(model: str | Path, *, dims: Mapping[str, int] | None = None) -> G
     if dims and not text.endswith(".onnx"):
         raise InputError(f"`{text}` has no open dimensions; only ONNX files do.")
     if text in RECIPES:
-        return cached(("zoo", text), lambda: _capture_zoo(text))
+        return cached(("zoo", text), lambda: _capture_zoo(text).graph)
     if text.endswith(".onnx"):
         chosen = sorted((dims or {}).items())
         words = ("onnx", files.digest(text, "ONNX file"), Path(text).name, repr(chosen))
@@ -78,11 +83,73 @@ def load_model(model: str | Path, *, dims: Mapping[str, int] | None = None) -> G
     return Graph.load(text)
 
 
-def _capture_zoo(name: str) -> Graph:
+def load_step(model: str | Path) -> dict[str, Any]:
+    """
+    Build a model that can be run, its weights on the CPU: give the arguments of `capture`.
+
+    A name of the zoo, whose weights are random; ``file.py:function``; or a ``.pt2`` program.
+
+    Raises
+    ------
+    InputError
+        It is none of these, or it cannot be built.
+    """
+    text = str(model)
+    check_runnable(text)
+    if text in RECIPES:
+        from placewright import zoo
+
+        return zoo.build(text, "cpu").arguments()
+    if text.endswith(".pt2"):
+        from placewright.frontends.exported import build_exported
+
+        return build_exported(text)
+    from placewright.frontends.python_file import build_from_file
+
+    path, _, function = text.rpartition(":")
+    with contextlib.redirect_stdout(sys.stderr):
+        return {"name": function, **build_from_file(Path(path), function).arguments}
+
+
+def check_runnable(model: str) -> None:
+    """
+    Check that a model is one that can be run, without building it.
+
+    Raises
+    ------
+    InputError
+        It has a form that `load_step` does not know.
+    """
+    if model in RECIPES or model.endswith(".pt2") or ".py:" in model:
+        return
+    if not model.endswith((".onnx", ".json", ".json.gz")):
+        load_model(model)  # it says what is wrong with it
+    what = "an ONNX file" if model.endswith(".onnx") else "a graph file"
+    raise InputError(
+        f"`{model}` is {what}, which says what a model costs and not how to run it in PyTorch."
+        " Give a name of the zoo, `file.py:function` or a `.pt2` program."
+    )
+
+
+def load_capture(model: str | Path) -> Capture:
+    """
+    Capture a model that can be run: see `load_step`. Weights of the zoo's are not made.
+
+    Raises
+    ------
+    InputError
+        It cannot be run, or not be captured.
+    """
+    from placewright.frontends.torch import capture
+
+    return _capture_zoo(str(model)) if str(model) in RECIPES else capture(**load_step(model))
+
+
+def _capture_zoo(name: str) -> Capture:
     from placewright import zoo
     from placewright.frontends.torch import capture
 
-    return capture(**zoo.build(name).arguments()).graph
+    return capture(**zoo.build(name).arguments())
 
 
 def _capture_onnx(path: str, dims: Mapping[str, int] | None) -> Graph:
@@ -128,7 +195,14 @@ def load_cluster(cluster: str | Path) -> Cluster:
     return Cluster.load(cluster)
 
 
-def load_problem(graph: Graph, cluster: str | Path, memory: str | None = None) -> Problem:
+def load_problem(
+    graph: Graph,
+    cluster: str | Path,
+    memory: str | None = None,
+    *,
+    is_profiled: bool = True,
+    say: Callable[[str], None] | None = None,
+) -> Problem:
     """
     Put a graph on a cluster.
 
@@ -142,6 +216,11 @@ def load_problem(graph: Graph, cluster: str | Path, memory: str | None = None) -
         What every device but CPUs has, instead of what the cluster says: a size (``"8GiB"``), or a
         share of what the model needs with everything on one of them (``"60%"``), so that one
         alone cannot hold it.
+    is_profiled
+        Use the op times that `placewright profile` has measured on such devices, where there are
+        some. Only for cluster files: what ships with the package is the same everywhere.
+    say
+        Told how many op times are measured.
 
     Raises
     ------
@@ -153,7 +232,14 @@ def load_problem(graph: Graph, cluster: str | Path, memory: str | None = None) -
         if memory is not None:
             raise InputError(f"`{name}` already says how much memory there is; drop `memory`.")
         name, memory = name.removesuffix(TIGHT), TIGHT_MEMORY
-    problem = Problem(graph, load_cluster(name))
+    found = load_cluster(name)
+    if is_profiled and name not in Cluster.presets():
+        measured = measured_costs(graph, found)
+        problem = Problem(graph, found, measured.costs)
+        if say is not None and measured.is_measured.any():
+            say(measured.describe())
+    else:
+        problem = Problem(graph, found)
     return problem if memory is None else with_memory(problem, memory)
 
 
@@ -190,7 +276,7 @@ def with_memory(problem: Problem, memory: str) -> Problem:
     for d in devices:
         sizes[d] = max(size, 1)
     name = f"{problem.cluster.name} with {memory.strip()} of memory"
-    return Problem(problem.graph, problem.cluster.with_memory(sizes, name))
+    return Problem(problem.graph, problem.cluster.with_memory(sizes, name), problem.costs)
 
 
 def _check_path(what: str, text: str | Path, known: tuple[str, ...], others: str) -> None:

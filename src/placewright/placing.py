@@ -20,7 +20,7 @@ from placewright import files
 from placewright.bounds import Bounds, lower_bounds
 from placewright.coarsening import coarsen, split_cycles
 from placewright.errors import InputError
-from placewright.evaluate import Objective, SimulatedEvaluator
+from placewright.evaluate import Confirms, Evaluator, Objective, SimulatedEvaluator
 from placewright.grouping import GROUPINGS
 from placewright.placers.auto import Auto, explain
 from placewright.placers.contiguous import contiguous_split
@@ -132,6 +132,8 @@ class Result:
     wall_s: float
     history: tuple[Entry, ...]
     reason: str  # why the answer is what it is, or why nothing fits
+    is_measured: bool = False  # then `objective_s` is a time on real devices
+    is_feasible: bool  # it fits memory: by simulation, or as measured
 
     @property
     def placement(self) -> NDArray[np.int64]:
@@ -142,11 +144,6 @@ class Result:
     def makespan_s(self) -> float:
         """Give the simulated time of one step."""
         return self.timeline.makespan_s
-
-    @property
-    def is_feasible(self) -> bool:
-        """Tell whether it fits memory."""
-        return self.timeline.is_feasible
 
     @property
     def plan(self) -> Plan:
@@ -163,7 +160,8 @@ class Result:
     def describe(self) -> dict[str, Any]:
         """Tell the answer in plain values."""
         names = self.problem.cluster.device_names
-        return {
+        measured = {"measured_s": self.objective_s} if self.is_measured else {}
+        return measured | {
             "makespan_s": self.makespan_s,
             "objective_s": self.objective_s,
             "is_feasible": self.is_feasible,
@@ -211,6 +209,7 @@ def place(
     folder: str | Path | None = None,
     resume: bool = False,
     tensorboard: str | Path | None = None,
+    evaluator: Evaluator | None = None,
 ) -> Result:
     """
     Choose a device for every op.
@@ -246,6 +245,9 @@ def place(
         already spent count.
     tensorboard
         Where a learned placer writes scalars for TensorBoard.
+    evaluator
+        What candidates are judged by, for this problem and objective: by default the simulator;
+        `placewright.execute.measured.MeasuredEvaluator` runs them on this machine.
 
     Raises
     ------
@@ -258,7 +260,8 @@ def place(
     limits = _read_budget(spend)
     run = Run(
         problem,
-        SimulatedEvaluator(problem, objective, overlap),
+        _check_evaluator(evaluator, problem, objective)
+        or SimulatedEvaluator(problem, objective, overlap),
         seed,
         limits,
         progress,
@@ -271,15 +274,12 @@ def place(
     _check_run(run, chosen)
     _prepare(problem, chosen)
     run.start_clock()
-    with contextlib.suppress(KeyboardInterrupt):  # the best so far is the answer
-        chosen(run)
-    if run.best is None:
-        raise KeyboardInterrupt
-    wall_s, samples = run.wall_s, run.num_samples
+    wall_s, samples = _spend(run, chosen)
+    assert run.best is not None
     bounds = lower_bounds(problem)
     timeline = simulate(problem, run.best)
     reason = explain(run)
-    if not timeline.is_feasible:
+    if run.key[0] > 0:
         proof = why_nothing_fits(problem)
         reason = f"Nothing fits: {proof}" if proof else "No placement that fits was found."
         reason += chosen.advice if not proof and isinstance(chosen, Learned) else ""
@@ -297,7 +297,38 @@ def place(
         wall_s=wall_s,
         history=tuple(run.history),
         reason=reason,
+        is_measured=isinstance(run.evaluator, Confirms),
+        is_feasible=run.key[0] == 0,
     )
+
+
+def _spend(run: Run, placer: Placer) -> tuple[float, int]:
+    """Place until the budget is spent, or Ctrl-C; give the seconds and samples that it took."""
+    is_whole = False
+    with contextlib.suppress(KeyboardInterrupt):  # the best so far is the answer
+        placer(run)
+        is_whole = True
+    if run.best is None:
+        raise KeyboardInterrupt
+    spent = run.wall_s, run.num_samples
+    if is_whole and isinstance(run.evaluator, Confirms):
+        confirmed = run.evaluator.confirm()
+        if confirmed is not None:
+            run.best, run.key = confirmed[0], (0, confirmed[1])
+    return spent
+
+
+def _check_evaluator(
+    evaluator: Evaluator | None, problem: Problem, objective: Objective
+) -> Evaluator | None:
+    if evaluator is None:
+        return None
+    if evaluator.problem is not problem or evaluator.objective != objective:
+        raise InputError(
+            f"`evaluator` is for {evaluator.problem} and {evaluator.objective}; expected {problem}"
+            f" and {objective}."
+        )
+    return evaluator
 
 
 def _check_run(run: Run, placer: Placer) -> None:

@@ -14,9 +14,12 @@ from typing import Annotated
 import typer
 
 from placewright.cli.benches import bench
+from placewright.cli.machine import probe
+from placewright.cli.measures import measure
 from placewright.cli.models import capture, inspect, list_
 from placewright.cli.pictures import curves, draw
 from placewright.cli.placing import compare, place, simulate
+from placewright.cli.profiles import profile
 
 app = typer.Typer(
     name="placewright",
@@ -52,7 +55,19 @@ def _app(
 
 
 # In the order that `placewright --help` shows.
-for _command in (simulate, place, compare, bench, inspect, draw, curves, capture):
+for _command in (
+    simulate,
+    place,
+    compare,
+    measure,
+    probe,
+    profile,
+    bench,
+    inspect,
+    draw,
+    curves,
+    capture,
+):
     app.command()(_command)
 app.command("list")(list_)
 

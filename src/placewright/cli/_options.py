@@ -32,6 +32,14 @@ MemoryOption = Annotated[
         show_default=False,
     ),
 ]
+ProfiledOption = Annotated[
+    bool,
+    typer.Option(
+        "--profiled/--no-profiled",
+        help="With a cluster file: use the op times that `placewright profile` has measured on"
+        " such devices.",
+    ),
+]
 DimOption = Annotated[
     Optional[list[str]],
     typer.Option(

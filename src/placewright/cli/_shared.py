@@ -6,7 +6,7 @@ import gc
 import json
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -80,6 +80,14 @@ def warm_up(problem: Problem) -> None:
         simulator.warm_up(problem)
 
 
+def prepare(problem: Problem, placer: str, options: Mapping[str, Any]) -> None:
+    """Have a placer compiled, saying so if that takes long."""
+    from placewright import placing
+
+    with _says_after(5.0, "Compiling the placer, once for this machine (about a minute)..."):
+        placing.prepare(problem, placer, options)
+
+
 @contextmanager
 def show_progress(problem: Problem, is_quiet: bool) -> Iterator[Callable[[Run], None] | None]:
     """Show how a run goes: a live line on a terminal, a line a second elsewhere, or nothing."""
@@ -122,6 +130,13 @@ def print_out(what: Any, min_width: int = 0) -> None:
     console = Console(highlight=False, markup=False)
     console.width = max(console.width, min_width)
     console.print(what, soft_wrap=isinstance(what, str))
+
+
+def print_aside(what: Any) -> None:
+    """Print a table for people where it is not in the way of a result for other programs."""
+    from rich.console import Console
+
+    Console(stderr=True, highlight=False, markup=False).print(what)
 
 
 def print_json(what: Any) -> None:

@@ -8,12 +8,19 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
-from placewright.cli._options import DimOption, JsonOption, MemoryOption, ModelArgument
+from placewright.cli._options import (
+    DimOption,
+    JsonOption,
+    MemoryOption,
+    ModelArgument,
+    ProfiledOption,
+)
 from placewright.cli._shared import (
     describe_timeline,
     load_graph,
     print_json,
     print_out,
+    say_unless,
     timeline_of,
     user_errors,
 )
@@ -36,6 +43,7 @@ def inspect(
         ),
     ] = None,
     memory: MemoryOption = None,
+    profiled: ProfiledOption = True,
     dim: DimOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -56,7 +64,9 @@ def inspect(
         facts: dict[str, Any] = {**vars(describe_graph(graph))}
         shown = [show_graph(graph)]
         if cluster is not None:
-            problem = load_problem(graph, cluster, memory)
+            problem = load_problem(
+                graph, cluster, memory, is_profiled=profiled, say=say_unless(as_json)
+            )
             more, table = _by_hand(problem)
             facts |= more
             shown.append(table)

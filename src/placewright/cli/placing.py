@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from contextlib import AbstractContextManager, nullcontext
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional
 
 import typer
 
@@ -14,6 +16,7 @@ from placewright.cli._options import (
     JsonOption,
     MemoryOption,
     ModelArgument,
+    ProfiledOption,
 )
 from placewright.cli._shared import (
     describe_timeline,
@@ -30,6 +33,7 @@ from placewright.cli._shared import (
 )
 
 if TYPE_CHECKING:
+    from placewright.execute.measured import MeasuredEvaluator
     from placewright.problem import Candidate, Problem
 
 
@@ -93,6 +97,7 @@ def simulate(
         typer.Option(help="Write the placement as a plan file.", show_default=False),
     ] = None,
     memory: MemoryOption = None,
+    profiled: ProfiledOption = True,
     dim: DimOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -118,7 +123,9 @@ def simulate(
 
         if trace is not None and trace == save:
             raise InputError(f"`--trace` and `--save` both name `{trace}`. Give them two names.")
-        problem = load_problem(load_graph(model, dim), cluster, memory)
+        problem = load_problem(
+            load_graph(model, dim), cluster, memory, is_profiled=profiled, say=say_unless(as_json)
+        )
         name, candidate = _candidate(problem, plan, on, baseline, discipline)
         timeline = timeline_of(problem, candidate)
         bounds = lower_bounds(problem)
@@ -236,7 +243,24 @@ def place(
             help="A folder for a learned placer's scalars, for TensorBoard.", show_default=False
         ),
     ] = None,
+    measured: Annotated[
+        bool,
+        typer.Option(
+            "--measured",
+            help="Judge placements by running a few steps on this machine, each in a process of"
+            " its own, not by simulation; MODEL must be something that can be run.",
+        ),
+    ] = False,
+    prescreen: Annotated[
+        bool,
+        typer.Option(
+            "--prescreen",
+            help="With `--measured`: simulate first, and run only what fits and takes less than"
+            " 1.5 times the best.",
+        ),
+    ] = False,
     memory: MemoryOption = None,
+    profiled: ProfiledOption = True,
     dim: DimOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -250,11 +274,14 @@ def place(
         from placewright.placing import place as find
         from placewright.report.terminal import show_result
 
-        problem = load_problem(load_graph(model, dim), cluster, memory)
+        problem = load_problem(
+            load_graph(model, dim), cluster, memory, is_profiled=profiled, say=say_unless(as_json)
+        )
         warm_up(problem)
         settings = _settings(options)
         prepare(problem, placer, settings)
-        with show_progress(problem, as_json) as progress:
+        judge = _judge(problem, model, measured, prescreen, objective.value, as_json)
+        with judge as evaluator, show_progress(problem, as_json) as progress:
             result = find(
                 problem,
                 placer,
@@ -268,7 +295,10 @@ def place(
                 folder=output,
                 resume=resume,
                 tensorboard=tensorboard,
+                evaluator=evaluator,
             )
+        if evaluator is not None:
+            say_unless(as_json)(_describe_failures(evaluator))
         if output is not None:
             result.save(output)
         if as_json:
@@ -278,6 +308,44 @@ def place(
             if output is not None:
                 print_out(f"The plan, its timeline and the history are in {output}.")
     raise typer.Exit(0 if result.is_feasible else 1)
+
+
+def _judge(
+    problem: Problem,
+    model: str,
+    is_measured: bool,
+    prescreens: bool,
+    objective: Literal["latency", "throughput"],
+    is_quiet: bool,
+) -> AbstractContextManager[MeasuredEvaluator | None]:
+    """Give what judges placements, ready; None for the simulator."""
+    from placewright.errors import InputError
+
+    if not is_measured:
+        if prescreens:
+            raise InputError("`--prescreen` is for `--measured`, which is not asked for.")
+        return nullcontext()
+    from placewright.execute.measured import PRESCREEN, MeasuredEvaluator
+
+    say_unless(is_quiet)(f"Building {model} to run it...")
+    factor = PRESCREEN if prescreens else None
+    evaluator = MeasuredEvaluator(problem, model, prescreen=factor, objective=objective)
+    try:
+        evaluator.prepare()
+    except BaseException:
+        evaluator.close()
+        raise
+    return evaluator
+
+
+def _describe_failures(evaluator: MeasuredEvaluator) -> str:
+    """Say how many candidates were run, and how many of them failed, of what."""
+    words = f"{evaluator.num_measured:,} placements were run."
+    failures = evaluator.failures
+    for failure, count in Counter(outcome.failure for outcome in failures).items():
+        reason = next(outcome.reason for outcome in failures if outcome.failure == failure)
+        words += f"\n{count} failed ({failure}), such as: {reason}"
+    return words
 
 
 def _settings(texts: list[str] | None) -> dict[str, str]:
@@ -306,6 +374,7 @@ def compare(
     objective: ObjectiveOption = Objective.latency,
     seeds: Annotated[int, typer.Option(min=1, help="How many seeds for those that search.")] = 1,
     memory: MemoryOption = None,
+    profiled: ProfiledOption = True,
     dim: DimOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -319,7 +388,9 @@ def compare(
         from placewright.load import load_problem
         from placewright.report.terminal import show_comparison
 
-        problem = load_problem(load_graph(model, dim), cluster, memory)
+        problem = load_problem(
+            load_graph(model, dim), cluster, memory, is_profiled=profiled, say=say_unless(as_json)
+        )
         warm_up(problem)
         names, say = split_words(placers), say_unless(as_json)
         rows = compare_placers(problem, names, budget, objective.value, seeds, say)

@@ -46,6 +46,26 @@ class Cut:
 
     outputs: tuple[str, ...]  # what the module returns, those with a gradient first
     gradients: tuple[str, ...]  # of the loss by the first of them
+    loss: str | None  # the loss itself
+    parameter_gradients: tuple[str, ...]  # of the loss by `Capture.parameters`
+    loss_reads: tuple[str, ...]  # parameters that the loss reads itself, such as a penalty on them
+
+
+@dataclass(frozen=True, eq=False)
+class Returned:
+    """What the module returned: its structure, and the node of each tensor in it."""
+
+    _result: Any
+    _node_of: dict[int, str]  # by the tensor's identity
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """List the nodes whose values are in it, each once."""
+        return tuple(dict.fromkeys(self._node_of.values()))
+
+    def rebuild(self, values: Mapping[str, torch.Tensor]) -> Any:
+        """Make the structure again with values of its nodes."""
+        return swap_leaves(self._result, lambda leaf: values[self._node_of[id(leaf)]])
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -64,6 +84,7 @@ class Capture:
     op_nodes: tuple[tuple[str, ...], ...]  # [N] nodes that each op computes, in order
     tensor_nodes: tuple[str, ...]  # [T] the node whose result a tensor is; "" for control
     num_traced: int  # aten calls seen, free ones included
+    returned: Returned
     _entries: tuple[Entry, ...]
     _tape: Tape
 
@@ -186,6 +207,8 @@ class _Step:
         self.entries: list[Entry] = []
         self.parameters: dict[str, torch.Tensor] = {}  # fake, by name
         self.gradients: dict[str, torch.Tensor] = {}
+        self.result: Any = None
+        self.loss_reads: list[str] = []
         self.loss: torch.Tensor | None = None
         self.outputs: list[torch.Tensor] = []
         self.output_gradients: list[torch.Tensor] = []
@@ -229,7 +252,7 @@ class _Step:
         if isinstance(inputs, Mapping):
             inputs, kwargs = (), {**inputs, **kwargs}
         args, kwargs = self._feed((_as_tuple(inputs), kwargs), "input")
-        result = self.module(*args, **kwargs)
+        result = self.result = self.module(*args, **kwargs)
         self.recorder.modules[:] = ["loss"]
         self.outputs = [*{id(tensor): tensor for tensor in leaves_of(result)}.values()]
         if not self.outputs:
@@ -295,6 +318,7 @@ class _Step:
         )
         direct = found[len(leaves) :] or (None,) * len(names)
         for name, gradient, more in zip(names, gradients, direct, strict=True):
+            self.loss_reads += [name] if more is not None else []
             parts = [part for part in (gradient, more) if part is not None]
             if parts:
                 self.gradients[name] = parts[0] if len(parts) == 1 else parts[0] + parts[1]
@@ -346,10 +370,17 @@ class _Step:
             cut=Cut(
                 outputs=tuple(value.node.name for value in outputs),
                 gradients=tuple(recorder.value_of(g).node.name for g in self.output_gradients),
+                loss=ends[0].node.name if ends else None,
+                parameter_gradients=tuple(value.node.name for value in gradients),
+                loss_reads=tuple(self.loss_reads),
             ),
             op_nodes=folded.op_nodes,
             tensor_nodes=folded.tensor_nodes,
             num_traced=tape.num_nodes,
+            returned=Returned(
+                self.result,
+                {id(t): recorder.value_of(t).node.name for t in leaves_of(self.result)},
+            ),
             _entries=tuple(self.entries),
             _tape=tape,
         )

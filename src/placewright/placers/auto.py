@@ -132,6 +132,8 @@ def explain(run: Run) -> str:
             f"{len(used)} devices: the model does not fit one alone, which would take"
             f" {format_time(alone_s)}."
         )
+    if best_s > alone_s:
+        return f"{len(used)} devices, though one alone would take {format_time(alone_s)}."
     return (
         f"{len(used)} devices: {format_time(alone_s - best_s)} less than"
         f" {format_time(alone_s)} on one alone, transfers included."

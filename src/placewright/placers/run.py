@@ -180,14 +180,15 @@ class Run:
         if found.key(k) < self.key:
             self.key, self.best = found.key(k), candidates[k]
             self.improved_s = time.perf_counter()
-            self.history.append(self._entry())
+            if np.isfinite(self.key[1]):
+                self.history.append(self._entry())
         self.recent += zip(
             found.objective_s.tolist(), (found.overflow_bytes == 0).tolist(), strict=True
         )
         if len(self.recent) >= max(MEAN_EVERY, self.num_samples * MEAN_SHARE):
             times = [time_s for time_s, _ in self.recent if np.isfinite(time_s)]
             fits = [fits for _, fits in self.recent]
-            if times:
+            if times and np.isfinite(self.key[1]):
                 self.history.append(self._entry(float(np.mean(times)), float(np.mean(fits))))
             self.recent.clear()
         if self.progress is not None:

@@ -153,7 +153,9 @@ class Annealing:
             rows = np.stack([_moved(units, devices, random) for _ in range(size)])
             scores = _score(run.offer([units.expand(row) for row in rows]), memory)
             k = int(np.argmin(scores))
-            if scores[k] < score or random.random() < np.exp((score - scores[k]) / heat):
+            is_lost = np.isinf(score)  # it failed, and anything else is no worse
+            is_better = is_lost or scores[k] < score
+            if is_better or random.random() < np.exp((score - scores[k]) / heat):
                 devices, score = rows[k], float(scores[k])
 
 

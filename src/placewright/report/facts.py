@@ -1,5 +1,5 @@
 """
-What a graph amounts to, in figures.
+What a graph or a cluster amounts to, in figures.
 
 This module owns the words for a graph's memory: parameters, optimiser state, buffers, and
 activations, which are what the forward pass makes and the backward pass reads.
@@ -8,10 +8,13 @@ activations, which are what the forward pass makes and the backward pass reads.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import permutations
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from placewright.cluster import Cluster
 from placewright.graph import Graph
 
 
@@ -87,3 +90,37 @@ def _chains(graph: Graph) -> tuple[int, float]:
         length[reader] = max(length[reader], length[maker] + 1)
         work[reader] = max(work[reader], work[maker] + flops[reader])
     return max(length), max(work)
+
+
+def describe_cluster(cluster: Cluster) -> dict[str, Any]:
+    """Give a cluster's figures, as `--json` prints them."""
+    names = cluster.device_names
+    devices = [
+        {
+            "name": name,
+            "kind": cluster.device_kinds[d],
+            "model": cluster.device_models[d],
+            "memory_bytes": int(cluster.memory_bytes[d]),
+            "flops": {**cluster.flops[d]},
+            "memory_bytes_per_s": float(cluster.memory_bytes_per_s[d]),
+            "launch_s": float(cluster.launch_s[d]),
+            "efficiency": {**cluster.efficiency[d]},
+        }
+        for d, name in enumerate(names)
+    ]
+    links = [
+        {
+            "from": names[source],
+            "to": names[target],
+            "latency_s": float(cluster.latency_s[source, target]),
+            "bytes_per_s": float(cluster.bytes_per_s[source, target]),
+        }
+        for source, target in permutations(range(cluster.num_devices), 2)
+    ]
+    return {
+        "name": cluster.name,
+        "description": cluster.description,
+        "source": cluster.source,
+        "devices": devices,
+        "links": links,
+    }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Sequence
+from itertools import permutations
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -251,16 +252,21 @@ def show_placers(placers: Sequence[tuple[str, str]]) -> RenderableType:
 
 def show_result(result: Result) -> RenderableType:
     """Show what was found, how good it is, and why."""
-    what = "time per step" if result.objective_s != result.makespan_s else "step time"
-    gap = result.objective_s / result.lower_bound_s - 1 if result.lower_bound_s else 0.0
+    is_load = result.objective_s != result.makespan_s and not result.is_measured
+    what = "time per step" if is_load else "step time"
+    simulated_s = result.makespan_s if result.is_measured else result.objective_s
+    gap = simulated_s / result.lower_bound_s - 1 if result.lower_bound_s else 0.0
     cluster = result.problem.cluster
+    how = "tried" if result.is_measured else "simulated"
     lines = [
         f"{result.problem.graph.name} on {cluster.name}, placed by {result.placer}"
-        f" ({result.samples:,} simulated in {format_time(result.wall_s)})",
-        f"Simulated {what} {format_time(result.objective_s)}; no placement takes less than"
+        f" ({result.samples:,} {how} in {format_time(result.wall_s)})",
+        f"Simulated {what} {format_time(simulated_s)}; no placement takes less than"
         f" {format_time(result.lower_bound_s)} (gap {gap:.1%}).",
         f"Why: {result.reason}",
     ]
+    if result.is_measured:
+        lines.insert(1, f"Measured step time {format_time(result.objective_s)}.")
     return Group(Text("\n".join(lines)), _show_devices(result.timeline))
 
 
@@ -306,3 +312,35 @@ def show_clusters(clusters: Sequence[Cluster]) -> RenderableType:
         )
     sources = [f"{cluster.name}: {cluster.source.strip()}" for cluster in clusters]
     return Group(made, Text("Where the figures come from:\n" + "\n".join(sources)))
+
+
+MOST_LINKS = 12
+
+
+def show_cluster(cluster: Cluster) -> RenderableType:
+    """Show a cluster: its devices, its links, and where the figures come from."""
+    columns = ("device", "model", "memory", "flops/s", "memory bandwidth", "launch")
+    devices = table(f"{cluster.name}: {cluster.description}", *columns, text=("model",))
+    for d, name in enumerate(cluster.device_names):
+        rates = (f"{format_count(rate)} {dtype}" for dtype, rate in cluster.flops[d].items())
+        devices.add_row(
+            name,
+            cluster.device_models[d],
+            format_bytes(cluster.memory_bytes[d]),
+            "\n".join(rates),
+            f"{cluster.memory_bytes_per_s[d] / 1e9:.3g} GB/s",
+            format_time(cluster.launch_s[d]),
+        )
+    links = table("Links", "from", "to", "latency", "bandwidth", text=("to",))
+    ends = [*permutations(range(cluster.num_devices), 2)]
+    for source, target in ends[:MOST_LINKS]:
+        links.add_row(
+            cluster.device_names[source],
+            cluster.device_names[target],
+            format_time(cluster.latency_s[source, target]),
+            f"{cluster.bytes_per_s[source, target] / 1e9:.3g} GB/s",
+        )
+    parts: list[RenderableType] = [devices, *([links] if ends else [])]
+    if len(ends) > MOST_LINKS:
+        parts.append(Text(f"and {len(ends) - MOST_LINKS} more links"))
+    return Group(*parts, Text(cluster.source))

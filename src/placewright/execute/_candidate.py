@@ -1,0 +1,147 @@
+"""
+A candidate at work: what the process that a template has forked for it does.
+
+This module owns how a candidate is kept within its memory, and what its failures are called. It
+ends when it is told to, when whoever asked has gone, or after its first failure.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from placewright.errors import InputError
+from placewright.execute._peaks import measure_peaks
+from placewright.execute._wire import Failed, Job, Peaks, Ready, Run, Times, Weigh, Wire
+from placewright.execute.placed import PlacedStep, free_bytes
+from placewright.frontends.torch import Capture
+
+_SIGNS = (
+    "MemoryError",
+    "OutOfMemoryError",
+    "bad_alloc",
+    "allocate memory",
+    "Unable to allocate",
+    "out of memory",
+    "can't start new thread",  # whose stack is memory too
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """What a template has made: a step with real weights and inputs, on the CPU."""
+
+    capture: Capture
+    module: torch.nn.Module
+    fed: list[Tensor]
+    num_threads: int  # that PyTorch would use by itself
+
+
+def is_memory(words: str) -> bool:
+    """Tell by an error's words whether memory ran out."""
+    return any(sign in words for sign in _SIGNS)
+
+
+def obey(wire: Wire, model: Model) -> None:
+    """Place the step as the first message says, then do what is asked until the other end goes."""
+    try:
+        with contextlib.suppress(EOFError):
+            _obey(wire, model)
+    except InputError as error:
+        _give_up(wire, Failed("input", str(error)))
+    except Exception as error:  # whatever it is: the candidate's result
+        words = " ".join(f"{type(error).__name__}: {error}".split())
+        _give_up(wire, Failed("memory" if is_memory(words) else "crash", words))
+
+
+def _obey(wire: Wire, model: Model) -> None:
+    job = wire.receive(Job)
+    torch.set_num_threads(model.num_threads)
+    with _within_memory(job):
+        step = _place(model, job)
+        wire.send(Ready())
+        while True:
+            asked = wire.receive(Run | Weigh)  # type: ignore[arg-type]
+            if isinstance(asked, Run):
+                wire.send(Times(_run(step, model.fed, asked)))
+            else:
+                peaks = measure_peaks(step, model.fed, _fed_devices(model, job))
+                wire.send(Peaks(peaks))
+
+
+def _give_up(wire: Wire, failed: Failed) -> None:
+    with contextlib.suppress(EOFError):
+        wire.send(failed)
+
+
+def _place(model: Model, job: Job) -> PlacedStep:
+    if job.plan is not None:
+        return PlacedStep.of_plan(model.capture, model.module, job.plan)
+    return PlacedStep(model.capture, model.module, job.placement, job.sequence, job.device_names)
+
+
+def _run(step: PlacedStep, fed: list[Tensor], asked: Run) -> list[float]:
+    times_s: list[float] = []
+    now_s = time.perf_counter()
+    until_s = now_s + asked.limit_s
+    while len(times_s) < asked.num_steps and now_s < until_s:
+        begin_s = time.perf_counter()
+        step.run(fed)
+        now_s = time.perf_counter()
+        times_s.append(now_s - begin_s)
+    return times_s
+
+
+def _fed_devices(model: Model, job: Job) -> list[str]:
+    """Name the device that each input is on."""
+    capture = model.capture
+    if job.plan is not None:
+        devices = [job.plan.devices[name] for name in capture.graph.op_names]
+    else:
+        devices = [job.device_names[d] for d in job.placement]
+    ops = capture.graph.tensor_op.tolist()
+    homes = {label: devices[ops[t]] for t, label in enumerate(capture.tensor_nodes)}
+    return [homes[e.value.node.name] for e in capture._entries if e.kind == "input"]
+
+
+@contextlib.contextmanager
+def _within_memory(job: Job) -> Iterator[None]:
+    """
+    Cap this process: on CPUs at what it has now and what their devices have together.
+
+    What each of several CPU devices holds the system cannot limit: that is measured.
+    """
+    for name, size in job.gpu_bytes.items():
+        total = torch.cuda.get_device_properties(torch.device(name)).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(size / total, 1.0), torch.device(name))
+    now = _data_bytes()
+    if now is None:
+        yield
+        return
+    room = free_bytes("cpu") if job.cpu_bytes is None else job.cpu_bytes
+    before: Any = resource.getrlimit(resource.RLIMIT_DATA)
+    highest = before[1] if before[1] != resource.RLIM_INFINITY else 2**62
+    resource.setrlimit(resource.RLIMIT_DATA, (min(now + room, highest), before[1]))
+    try:
+        yield
+    finally:  # there must be room to say what went wrong
+        resource.setrlimit(resource.RLIMIT_DATA, before)
+
+
+def _data_bytes() -> int | None:
+    """Give what counts as this process's data; None where that is not known."""
+    facts = Path("/proc/self/status")
+    if not facts.exists():
+        return None
+    for line in facts.read_text().splitlines():
+        if line.startswith("VmData:"):
+            return int(line.split()[1]) * 1024
+    return None

@@ -1,0 +1,32 @@
+"""
+Memory that this process has had once, it keeps.
+
+By default the C library hands large tensors' memory back to the system when they are freed, and
+touching new memory costs more than many ops do: a step that makes and frees the same tensors again
+and again pays for it every time.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+
+_TRIM_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -4, -8  # of <malloc.h>
+
+
+@functools.cache
+def keep_memory() -> bool:
+    """
+    Keep freed memory in this process, for its next tensors; tell whether that is possible.
+
+    It is with the GNU C library. What threads that are already there have freed may still go back.
+    """
+    try:
+        library = ctypes.CDLL(None)
+        library.gnu_get_libc_version  # noqa: B018 - only the GNU C library has it
+    except (OSError, AttributeError):
+        return False
+    # Nothing is trimmed, nothing is mapped for itself, and new threads share the heap that grows.
+    settings = ((_TRIM_THRESHOLD, -1), (_MMAP_MAX, 0), (_ARENA_MAX, 1))
+    done = [library.mallopt(name, value) == 1 for name, value in settings]
+    return all(done)

@@ -1,0 +1,157 @@
+"""
+The devices of this machine, and the threads that work for them.
+
+This module owns what a device's name means here: ``cuda:0`` is a GPU; ``cpu`` is the processor with
+all cores that this process may use; ``cpu:0``, ``cpu:1``, ... are its cores, one a device, each
+with one thread that stays on it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any
+
+from placewright.errors import InputError
+from placewright.execute.allocation import keep_memory
+
+try:
+    import torch
+except ImportError:
+    raise InputError(
+        "PyTorch is not installed, and running on real devices needs it. Install it with"
+        " `pip install 'placewright[torch]'`."
+    ) from None
+
+
+@dataclass(frozen=True)
+class RealDevice:
+    """A device of this machine."""
+
+    name: str
+    kind: str  # "cpu" or "cuda"
+    cores: tuple[int, ...]  # that its thread may use; empty for a GPU
+
+    @property
+    def torch_device(self) -> torch.device:
+        """Give PyTorch's device that its tensors are on."""
+        return torch.device(self.name if self.kind == "cuda" else "cpu")
+
+
+def own_cores() -> tuple[int, ...]:
+    """List the cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return tuple(sorted(os.sched_getaffinity(0)))
+    return tuple(range(os.cpu_count() or 1))
+
+
+def list_devices() -> tuple[RealDevice, ...]:
+    """List the devices of this machine: its processor, its GPUs, and its cores one by one."""
+    cores = own_cores()
+    gpus = [f"cuda:{k}" for k in range(torch.cuda.device_count())]
+    return (
+        RealDevice("cpu", "cpu", cores),
+        *(RealDevice(name, "cuda", ()) for name in gpus),
+        *(RealDevice(f"cpu:{k}", "cpu", (core,)) for k, core in enumerate(cores)),
+    )
+
+
+def find_device(name: str) -> RealDevice:
+    """
+    Find a device of this machine by its name.
+
+    Raises
+    ------
+    InputError
+        It has none of this name.
+    """
+    there = list_devices()
+    found = next((device for device in there if device.name == name), None)
+    if found is not None:
+        return found
+    gpus = [device.name for device in there if device.kind == "cuda"]
+    cores = len(own_cores())
+    words = f"cpu (or its cores, cpu:0 to cpu:{cores - 1}, as devices of their own)"
+    hint = "" if re.fullmatch(r"(cpu|cuda)(:\d+)?", name) else " Its name should be PyTorch's."
+    raise InputError(
+        f"This machine has no device `{name}`. It has: {', '.join([words, *gpus])}.{hint}"
+    )
+
+
+def find_devices(names: tuple[str, ...]) -> tuple[RealDevice, ...]:
+    """
+    Find several devices, which must not share cores.
+
+    Raises
+    ------
+    InputError
+        One is not there, or ``cpu`` stands beside its own cores.
+    """
+    found = tuple(find_device(name) for name in names)
+    whole = [d.name for d in found if d.name == "cpu"]
+    parts = [d.name for d in found if d.name.startswith("cpu:")]
+    if whole and parts:
+        raise InputError(
+            f"`cpu` is all cores, `{parts[0]}` one of them: a machine is one or the other."
+        )
+    return found
+
+
+class Lane:
+    """
+    A thread that does one thing after the other for a device, on that device's cores only.
+
+    Ops of a core's own device use one thread each, those of ``cpu`` as many as PyTorch would. The
+    setting is this thread's own; that of others stays. What tensors on the CPU leave behind is kept
+    by the process, for the next ones (`placewright.execute.allocation`).
+    """
+
+    def __init__(self, device: RealDevice) -> None:
+        if device.kind == "cpu":
+            keep_memory()
+        self._work: SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = SimpleQueue()
+        self._thread = threading.Thread(
+            target=self._run, args=(device,), name=f"placewright {device.name}", daemon=True
+        )
+        self._thread.start()
+
+    def submit(self, task: Callable[[], Any]) -> Future[Any]:
+        """Have something done after all that was asked for before."""
+        future: Future[Any] = Future()
+        self._work.put((task, future))
+        return future
+
+    def close(self) -> None:
+        """End the thread after what it was asked to do."""
+        self._work.put(None)
+        self._thread.join()
+
+    def _run(self, device: RealDevice) -> None:
+        settle(device)
+        while (item := self._work.get()) is not None:
+            task, future = item
+            try:
+                future.set_result(task())
+            except BaseException as error:  # whoever asked gets it
+                future.set_exception(error)
+            del item, task, future
+
+
+def settle(device: RealDevice) -> None:
+    """Make the calling thread one that works for a device."""
+    if device.kind != "cpu":
+        torch.cuda.set_device(device.torch_device)
+        return
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, device.cores)  # of this thread
+    count = len(device.cores)
+    if count == 1:
+        # A thread's first look at the number of threads sets it to everyone's: look, then set.
+        torch.set_num_threads(1)
+        torch.get_num_threads()
+        torch.set_num_threads(1)

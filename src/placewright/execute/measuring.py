@@ -1,0 +1,324 @@
+"""
+Step times of plans, measured on this machine: `measure`.
+
+This module owns how a candidate is measured, and how several are compared:
+
+* Each runs in a process of its own (see `processes`), within its memory and a time limit. Running
+  out of memory or time and crashing are results.
+* Steps count from where their times have settled. More are run until the median's 95 % interval
+  is narrow, or until there is no more time.
+* Several candidates take turns: all are alive, one runs at a time, a few steps each, in another
+  order every round, so that what drifts hits all alike. The first step of a turn is not counted.
+* In a race, those whose interval lies wholly above the best one's are dropped on the way.
+* At the end each runs one more step that tells what memory its devices hold.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from placewright.cluster import Cluster
+from placewright.errors import InputError
+from placewright.execute._statistics import (
+    LEAST_WARM_UP,
+    WINDOW,
+    FloatArray,
+    Interval,
+    Ratio,
+    compare_medians,
+    count_warm_up,
+    median_interval,
+)
+from placewright.execute._wire import Failure, Job
+from placewright.execute.processes import CandidateError, CandidateProcess, Template
+from placewright.plan import Plan
+
+MAX_WARM_UP = 60
+"""Steps after which nothing more is expected to settle."""
+
+TURN_S, MAX_TURN = 0.1, 10
+"""A turn has as many steps as take so long, and at most so many."""
+
+MIN_ROUNDS = 3
+"""Nobody is dropped from a race before so many."""
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long candidates are measured."""
+
+    target: float = 0.03  # half an interval by its median that is narrow enough
+    max_steps: int = 200  # of each candidate, warm-up aside
+    limit_s: float = 60.0  # for each candidate, warm-up aside
+    step_limit_s: float | None = None  # a step that takes longer hangs; None: `limit_s`
+
+    @property
+    def answer_s(self) -> float:
+        """Give how long a candidate may take for what it is asked."""
+        return self.limit_s if self.step_limit_s is None else self.step_limit_s
+
+    def __post_init__(self) -> None:
+        if self.max_steps < 1 or self.limit_s <= 0 or not self.target > 0:
+            raise InputError(
+                f"`max_steps` {self.max_steps}, `limit_s` {self.limit_s} and `target`"
+                f" {self.target} must be positive."
+            )
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Measurement:
+    """What was measured of one candidate."""
+
+    name: str
+    rounds: tuple[FloatArray, ...] = ()  # seconds of each step, by turn, warm-up left out
+    num_warm_up: int = 0  # steps left out at the beginning
+    has_settled: bool = False
+    is_dropped: bool = False  # it was clearly not the best of the race
+    peak_bytes: Mapping[str, int | None] = field(default_factory=dict)  # by device
+    failure: Failure | None = None
+    reason: str = ""
+
+    @property
+    def num_steps(self) -> int:
+        """Count the steps that were measured."""
+        return sum(map(len, self.rounds))
+
+    @cached_property
+    def interval(self) -> Interval:
+        """Give the median step time and its interval; there must be a step."""
+        return median_interval(np.concatenate(self.rounds))
+
+    @property
+    def median_s(self) -> float:
+        """Give the median step time; infinite if it failed."""
+        return self.interval.median_s if self.failure is None else float("inf")
+
+
+def measure(
+    model: str,
+    plans: Mapping[str, Plan],
+    *,
+    cluster: Cluster | None = None,
+    effort: Effort | None = None,
+    drops: bool = False,
+    seed: int = 0,
+) -> tuple[Measurement, ...]:
+    """
+    Run plans of a model on this machine and time their steps, several of them interleaved.
+
+    Parameters
+    ----------
+    model
+        What the plans are for: a name of the zoo, ``file.py:function``, or a ``.pt2`` program. It
+        is built anew in another process.
+    plans
+        Plans by a name for each.
+    cluster
+        What caps the memory of a plan's devices; without it, CPUs are capped at what is free.
+    effort
+        How long to measure.
+    drops
+        Drop those that are clearly not the fastest on the way.
+    seed
+        Of the order of turns.
+
+    Returns
+    -------
+    tuple of Measurement
+        One a plan, in their order. One that failed says so and why.
+
+    Raises
+    ------
+    InputError
+        The model cannot be run; a plan is for another model or for devices that are not here, or
+        needs more memory than is free.
+    """
+    jobs = {name: job_of_plan(plan, cluster) for name, plan in plans.items()}
+    with Template(model) as template:
+        return measure_jobs(template, jobs, effort or Effort(), drops=drops, seed=seed)
+
+
+def job_of_plan(plan: Plan, cluster: Cluster | None) -> Job:
+    """Make a candidate's job of a plan."""
+    if cluster is None:
+        return Job(plan=plan)
+    return Job(plan=plan, **memory_caps(cluster, {*plan.devices.values()}))
+
+
+def memory_caps(cluster: Cluster, used: Collection[str]) -> dict[str, Any]:
+    """Give what CPU devices have together, and each GPU that is used: a job's caps."""
+    sizes = dict(zip(cluster.device_names, cluster.memory_bytes.tolist(), strict=True))
+    kinds = dict(zip(cluster.device_names, cluster.device_kinds, strict=True))
+    return {
+        "cpu_bytes": sum(size for name, size in sizes.items() if kinds[name] == "cpu"),
+        "gpu_bytes": {n: sizes[n] for n in sizes if kinds[n] == "cuda" and n in used},
+    }
+
+
+def measure_jobs(
+    template: Template,
+    jobs: Mapping[str, Job],
+    effort: Effort,
+    *,
+    drops: bool = False,
+    seed: int = 0,
+) -> tuple[Measurement, ...]:
+    """Measure candidates of a template, several of them interleaved: see `measure`."""
+    racers: list[_Racer] = []
+    try:
+        for name, job in jobs.items():
+            racers.append(_Racer(name, effort))
+            racers[-1].start(template, job)
+        for racer in racers:
+            racer.warm_up()
+        _take_turns(racers, effort, drops, np.random.default_rng(seed))
+        for racer in racers:
+            racer.weigh()
+        return tuple(racer.measurement() for racer in racers)
+    finally:
+        for racer in racers:
+            racer.close()
+
+
+def compare_with_best(found: Sequence[Measurement], seed: int = 0) -> dict[str, Ratio]:
+    """Compare the fastest with each other one: its median by theirs, and how sure it is less."""
+    fine = [each for each in found if each.failure is None]
+    if not fine:
+        return {}
+    best = min(fine, key=lambda each: each.median_s)
+    others = [each for each in fine if each is not best]
+    return {each.name: compare_medians(best.rounds, each.rounds, seed) for each in others}
+
+
+class _Racer:
+    """A candidate while it is measured."""
+
+    def __init__(self, name: str, effort: Effort) -> None:
+        self.name, self.effort = name, effort
+        self.process: CandidateProcess | None = None
+        self.rounds: list[FloatArray] = []
+        self.num_warm_up = 0
+        self.has_settled = self.is_dropped = False
+        self.peak_bytes: dict[str, int | None] = {}
+        self.failure: Failure | None = None
+        self.reason = ""
+
+    @property
+    def num_steps(self) -> int:
+        return sum(map(len, self.rounds))
+
+    @property
+    def interval(self) -> Interval:
+        return median_interval(np.concatenate(self.rounds))
+
+    @property
+    def is_running(self) -> bool:
+        return self.process is not None and not self.is_dropped
+
+    @property
+    def is_done(self) -> bool:
+        """Tell whether it is known well enough."""
+        is_narrow = self.interval.half_width <= self.effort.target
+        return is_narrow or self.num_steps >= self.effort.max_steps
+
+    def start(self, template: Template, job: Job) -> None:
+        try:
+            self.process = template.start(job, self.effort.answer_s)
+        except CandidateError as failed:
+            self._fail(failed)
+
+    def run(self, num_steps: int) -> list[float]:
+        if self.process is None:
+            return []
+        try:
+            return self.process.run(num_steps, self.effort.answer_s)
+        except CandidateError as failed:
+            self._fail(failed)
+            return []
+
+    def warm_up(self) -> None:
+        """Run until times have settled; what comes after that counts."""
+        times_s: list[float] = []
+        found, until_s = None, time.monotonic() + self.effort.limit_s
+        while found is None and len(times_s) < MAX_WARM_UP and self.process is not None:
+            times_s += self.run(WINDOW if times_s else LEAST_WARM_UP + 2 * WINDOW)
+            found = count_warm_up(times_s)
+            if time.monotonic() > until_s:
+                break
+        self.has_settled = found is not None
+        self.num_warm_up = len(times_s) // 2 if found is None else found
+        self.rounds = [np.array(times_s[self.num_warm_up :][: self.effort.max_steps])]
+
+    def turn(self, num_steps: int, is_alone: bool) -> None:
+        """Run some steps; after others have run, one more that is not counted."""
+        times_s = self.run(num_steps + (not is_alone))
+        if self.process is not None:
+            self.rounds.append(np.array(times_s if is_alone else times_s[1:]))
+
+    def weigh(self) -> None:
+        if self.process is not None:
+            try:
+                self.peak_bytes = self.process.peaks(self.effort.answer_s)
+            except CandidateError as failed:
+                self._fail(failed)
+
+    def _fail(self, failed: CandidateError) -> None:
+        self.failure, self.reason = failed.failure, failed.reason
+        self.close()
+
+    def close(self) -> None:
+        if self.process is not None:
+            self.process.close()
+            self.process = None
+
+    def measurement(self) -> Measurement:
+        return Measurement(
+            name=self.name,
+            rounds=tuple(self.rounds),
+            num_warm_up=self.num_warm_up,
+            has_settled=self.has_settled,
+            is_dropped=self.is_dropped,
+            peak_bytes=self.peak_bytes,
+            failure=self.failure,
+            reason=self.reason,
+        )
+
+
+def _take_turns(
+    racers: Sequence[_Racer], effort: Effort, drops: bool, random: np.random.Generator
+) -> None:
+    """Run rounds until all that are left are known well enough, or there is no more time."""
+    until_s = time.monotonic() + effort.limit_s * len(racers)
+    num_rounds = 0
+    warm = [racer for racer in racers if racer.is_running]
+    fewest = min((racer.num_steps for racer in warm), default=0)
+    for racer in warm:  # from here on all take as many steps
+        racer.rounds = [racer.rounds[0][-fewest:]]
+    while True:
+        running = [racer for racer in racers if racer.is_running]
+        if all(racer.is_done for racer in running) or time.monotonic() > until_s:
+            return
+        slowest_s = max(racer.interval.median_s for racer in running)
+        left = effort.max_steps - min(racer.num_steps for racer in running)
+        num_steps = max(1, min(int(TURN_S / slowest_s), MAX_TURN, left))
+        for k in random.permutation(len(running)):
+            running[k].turn(num_steps, is_alone=len(running) == 1)
+        num_rounds += 1
+        if drops and num_rounds >= MIN_ROUNDS:
+            _drop(running)
+
+
+def _drop(running: Sequence[_Racer]) -> None:
+    """Take those out of the race that are clearly slower than the best."""
+    left = [racer for racer in running if racer.process is not None]
+    if not left:
+        return
+    best = min((racer.interval for racer in left), key=lambda interval: interval.median_s)
+    for racer in left:
+        racer.is_dropped = racer.interval.low_s > best.high_s

@@ -1,0 +1,254 @@
+"""
+Timing one op on a real device.
+
+This module owns how an op is timed, so that its time is what it takes inside a step:
+
+* It runs in its device's `Lane`, on made-up tensors with the captured sizes and strides. What is
+  timed is a straight line of calls as the executor makes them; views are made beforehand.
+* What a step would find in the caches is there, what it would not is not (see `use_distances`). Of
+  what is near, there is one copy; of what is off, as many as fill `OFF_BYTES`; of what is far, as
+  many as fill the last cache twice; each call takes the next. Results go to the memory of earlier
+  ones, which by then is off, too.
+* Several cores as devices share that cache and the memory behind it, so while one core is timed the
+  others do the same op. Ops of less than `SHORT_S` live in a core's own cache, and doing them
+  elsewhere would only take turns at Python's lock; meanwhile the others do small matrix products.
+* A core's time is that of its thread: what other processes take of the core does not count.
+* Warm-up ends when a call is no longer a tenth faster than all before; a sample is as many calls as
+  last a fifth of a millisecond; the time is the median of the samples, the spread their median
+  distance from it.
+* An op that is called again and again finds its own code in the caches, one in a step does not. The
+  difference is about the same for every op and is kept once for the device (`issue_s`).
+* On a GPU, events time a batch of calls that were queued behind a pause, so that it never waits for
+  the host; `issue_s` is what the host takes to issue a call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import math
+import statistics
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from placewright.errors import InputError
+from placewright.execute._probe_memory import memory_of
+from placewright.execute.devices import Lane, RealDevice
+from placewright.execute.issuing import below_autograd, time_issue
+from placewright.execute.op_times import Timing
+from placewright.execute.solo import Solo, Solos
+from placewright.units import format_bytes
+
+SHORT_S = 50e-6
+OFF_BYTES = 4 * 2**20
+MAX_KEPT = 256
+_REFRESH_EVERY = 50
+"""Calls of a copy after which what is overwritten is filled anew: it may halve with each call."""
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much time goes into an op's time."""
+
+    min_samples: int = 5
+    max_samples: int = 100
+    sample_s: float = 200e-6  # a sample is as many calls as take so long
+    total_s: float = 0.02  # samples are taken for so long at least,
+    limit_s: float = 2.0  # and at most, but for three of them
+    max_warm_up: int = 10
+    max_copies: int = 2048  # of a tensor, so that it comes from a slower cache or from memory
+    has_company: bool = True  # other cores work meanwhile
+
+
+class OpBench:
+    """Lanes on which ops are timed: the first device's, with the others as company."""
+
+    def __init__(self, devices: Sequence[RealDevice], effort: Effort) -> None:
+        self._device, self._effort = devices[0], effort
+        self._is_stopping = False
+        others = devices[1:] if effort.has_company and self._device.kind == "cpu" else ()
+        self._lane = Lane(self._device)
+        self._others = [Lane(device) for device in others]
+        self._cache_bytes = cache_bytes(self._device)
+        if self._device.kind == "cuda":
+            self._sample: Callable[[Callable[[int], None], int], float] = _sample_gpu
+        else:
+            # What other processes take of a core is no part of an op's time.
+            clock = time.thread_time if len(self._device.cores) == 1 else time.perf_counter
+            self._sample = functools.partial(_sample_cpu, clock)
+
+    def __enter__(self) -> OpBench:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_stopping = True
+        for lane in (self._lane, *self._others):
+            lane.close()
+
+    def time_issue(self) -> float:
+        """Time what issuing an op takes: see `Times`."""
+        issue_s: float = self._lane.submit(lambda: time_issue(self._device)).result()
+        return issue_s
+
+    def time_op(self, solos: Solos, op: int) -> Timing:
+        """Time an op; raises what it raises."""
+        solo = solos.build(op, self._device)
+        num_copies = self._num_copies(solo)
+        each = self._needed_bytes(solos, op, solo, num_copies)
+        room = memory_of(self._device, num_sharing=1)
+        if each > room:
+            raise InputError(
+                f"It needs {format_bytes(each)} and {format_bytes(room)} of memory are free."
+            )
+        company = self._others[: room // max(each, 1) - 1]
+
+        def work() -> Timing:
+            with below_autograd():
+                return self._time(solo, num_copies, company)
+
+        timing: Timing = self._lane.submit(work).result()
+        return timing
+
+    def _num_copies(self, solo: Solo) -> list[int]:
+        """Choose how many copies are taken in turn of what is near, off and far."""
+        counts = [1]
+        for distance, turn_bytes in ((1, OFF_BYTES), (2, 2 * self._cache_bytes)):
+            count = math.ceil(turn_bytes / max(solo.bytes_at(distance), 1))
+            counts.append(min(count, self._effort.max_copies) if solo.bytes_at(distance) else 1)
+        return counts
+
+    def _needed_bytes(self, solos: Solos, op: int, solo: Solo, num_copies: list[int]) -> int:
+        graph = solos.capture.graph
+        made = graph.tensor_bytes[graph.op_outputs[op] : graph.op_outputs[op + 1]].sum()
+        needed = sum(count * solo.bytes_at(k) for k, count in enumerate(num_copies))
+        return int(needed + 2 * made + graph.op_workspace_bytes[op])
+
+    def _time(self, solo: Solo, num_copies: list[int], company: list[Lane]) -> Timing:
+        arguments = solo.make(num_copies)
+        effort, turn = self._effort, _Turn(solo.call, arguments.copies)
+        last_s = self._warm_up(turn)
+        with _in_company(company, None if last_s < SHORT_S else solo, num_copies):
+            if company:
+                last_s = self._warm_up(turn)
+            num_calls = max(1, min(1000, round(effort.sample_s / max(last_s, 1e-9))))
+            samples: list[float] = []
+            since = 0
+            while not self._is_enough(samples, num_calls):
+                samples.append(self._sample(turn, num_calls))
+                since += num_calls
+                if since >= _REFRESH_EVERY * max(num_copies):
+                    arguments.refresh()
+                    since = 0
+        middle = statistics.median(samples)
+        spread = statistics.median(abs(sample - middle) for sample in samples)
+        return Timing(middle, spread, len(samples))
+
+    def _warm_up(self, turn: _Turn) -> float:
+        best_s = math.inf
+        for _ in range(max(1, self._effort.max_warm_up)):
+            last_s = self._sample(turn, 1)
+            if last_s > 0.9 * best_s or last_s > self._effort.limit_s:
+                return last_s
+            best_s = min(best_s, last_s)
+        return best_s
+
+    def _is_enough(self, samples: list[float], num_calls: int) -> bool:
+        effort = self._effort
+        total_s = sum(samples) * num_calls
+        if samples and self._is_stopping:
+            return True
+        if len(samples) >= max(effort.max_samples, effort.min_samples):
+            return True
+        if len(samples) >= effort.min_samples:
+            return total_s >= effort.total_s
+        return len(samples) >= min(3, effort.min_samples) and total_s >= effort.limit_s
+
+
+class _Turn:
+    """Calls an op, each time on the next arguments, and keeps what it has made for a while."""
+
+    def __init__(self, call: Callable[..., Any], copies: list[tuple[Any, ...]]) -> None:
+        self._call, self._copies = call, itertools.cycle(copies)
+        made = [tensor for tensor in call(*next(self._copies)) if isinstance(tensor, torch.Tensor)]
+        count = OFF_BYTES // max(sum(tensor.nbytes for tensor in made), 1)
+        count = max(1, min(count, MAX_KEPT))
+        room = [[tensor.clone() for tensor in made] for _ in range(count)]
+        self._kept: deque[Any] = deque(room, maxlen=count)
+
+    def __call__(self, num_calls: int) -> None:
+        call, keep, copies = self._call, self._kept.append, self._copies
+        for _ in range(num_calls):
+            keep(call(*next(copies)))
+
+
+def _sample_cpu(clock: Callable[[], float], turn: Callable[[int], None], num_calls: int) -> float:
+    begin = clock()
+    turn(num_calls)
+    return (clock() - begin) / num_calls
+
+
+def _sample_gpu(turn: Callable[[int], None], num_calls: int) -> float:
+    num_calls = min(num_calls, 200)  # a GPU's queue is finite
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    cycles = 50_000 * num_calls  # longer than issuing the calls takes
+    torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
+    begin.record()
+    turn(num_calls)
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end)) / 1e3 / num_calls
+
+
+@contextlib.contextmanager
+def _in_company(lanes: list[Lane], solo: Solo | None, num_copies: list[int]) -> Iterator[None]:
+    """Keep other cores busy: with the same op, or with small matrix products."""
+    stop = threading.Event()
+    started = [threading.Event() for _ in lanes]
+
+    def work(begun: threading.Event) -> None:
+        try:
+            with below_autograd():
+                if solo is None:
+                    matrix = torch.ones(192, 192)
+                    turn = _Turn(lambda: (torch.mm(matrix, matrix),), [()])
+                else:
+                    turn = _Turn(solo.call, solo.make(num_copies).copies)
+                while not stop.is_set():
+                    turn(1)
+                    begun.set()
+        finally:
+            begun.set()
+
+    asked = [
+        lane.submit(functools.partial(work, begun))
+        for lane, begun in zip(lanes, started, strict=True)
+    ]
+    try:
+        for begun in started:
+            begun.wait()
+        yield
+    finally:
+        stop.set()
+        for future in asked:
+            future.result()
+
+
+def cache_bytes(device: RealDevice) -> int:
+    """Tell the size of a device's last cache; 32 MiB where that is not known."""
+    if device.kind == "cuda":
+        return int(torch.cuda.get_device_properties(device.torch_device).L2_cache_size)
+    folder = Path(f"/sys/devices/system/cpu/cpu{device.cores[0]}/cache")
+    try:
+        words = [file.read_text().strip() for file in folder.glob("index*/size")]
+        sizes = [int(word.removesuffix("K")) * 1024 for word in words]
+    except (OSError, ValueError):
+        sizes = []
+    return min(max(sizes, default=32 * 2**20), 256 * 2**20)

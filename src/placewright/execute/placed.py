@@ -1,0 +1,209 @@
+"""
+A captured step on real devices: `PlacedStep`, which `apply`, `TrainStep` and measuring share.
+
+This module owns where parameters, buffers and the optimiser's state are, and the check that a plan
+can be run here: the same model, devices that exist, memory that is free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from placewright.errors import InputError
+from placewright.execute._probe_memory import available_bytes
+from placewright.execute.devices import RealDevice, find_devices
+from placewright.execute.program import Parts, Started, compile_program
+from placewright.execute.runtime import Runner
+from placewright.frontends._modules import named_tensors
+from placewright.frontends.torch import Capture
+from placewright.plan import Plan
+from placewright.timeline import Timeline
+from placewright.units import format_bytes
+
+
+class PlacedStep:
+    """
+    A captured step of a module, with each op on a device of this machine.
+
+    The module's parameters and buffers are moved to where the plan wants them, in place: they stay
+    the module's own.
+
+    Parameters
+    ----------
+    capture
+        The step.
+    module
+        The module that was captured, with real weights.
+    placement
+        The device of each op, by its number in `device_names`.
+    sequence
+        The order in which ops and transfers start.
+    device_names
+        Names of devices of this machine.
+    parts
+        What runs; by default the whole step at once, giving the loss and the outputs.
+    """
+
+    def __init__(
+        self,
+        capture: Capture,
+        module: torch.nn.Module,
+        placement: Sequence[int],
+        sequence: Sequence[Started],
+        device_names: Sequence[str],
+        parts: Parts | None = None,
+    ) -> None:
+        self.capture, self.module = capture, module
+        self.parts = parts or whole_step(capture)
+        devices = find_devices(tuple(device_names))
+        program = compile_program(capture, placement, sequence, devices, self.parts)
+        fetched = {c.source for c in program.channels if devices[c.target].kind == "cuda"}
+        self.residents = _settle(capture, module, program.residents, devices, fetched)
+        self.runner = Runner(program, devices, self.residents)
+
+    @classmethod
+    def of_timeline(
+        cls,
+        capture: Capture,
+        module: torch.nn.Module,
+        timeline: Timeline,
+        parts: Parts | None = None,
+    ) -> PlacedStep:
+        """Place a step as it was simulated."""
+        cluster = timeline.problem.cluster
+        placement = timeline.candidate.placement.tolist()
+        return cls(capture, module, placement, sequence_of(timeline), cluster.device_names, parts)
+
+    @classmethod
+    def of_plan(
+        cls, capture: Capture, module: torch.nn.Module, plan: Plan, parts: Parts | None = None
+    ) -> PlacedStep:
+        """
+        Place a step as a plan says.
+
+        Raises
+        ------
+        InputError
+            The plan is for another model, for devices that are not here, or needs more memory than
+            there is.
+        """
+        check_plan(plan, capture)
+        graph = capture.graph
+        names = [*dict.fromkeys(plan.devices.values())]
+        index = {name: k for k, name in enumerate(names)}
+        tensors = {graph.tensor_name(t): t for t in range(graph.num_tensors)}
+        sequence: list[Started] = [
+            graph.op_index[entry]
+            if isinstance(entry, str)
+            else (tensors[entry[0]], index[entry[1]])
+            for entry in plan.sequence
+        ]
+        placement = [index[plan.devices[name]] for name in graph.op_names]
+        return cls(capture, module, placement, sequence, names, parts)
+
+    def run(
+        self, fed: Sequence[Tensor], part: int = 0, kept: list[Any] | None = None
+    ) -> list[Tensor]:
+        """Run a part with the values of its fed nodes; give those of its wanted ones."""
+        return self.runner.run(part, fed, len(self.parts.wanted[part]), kept)
+
+    def close(self) -> None:
+        """End the threads that worked for this step."""
+        self.runner.close()
+
+
+def sequence_of(timeline: Timeline) -> list[Started]:
+    """Give the order in which a simulated step's ops and transfers started."""
+    count, moves = timeline.problem.graph.num_ops, timeline.transfers
+    return [
+        k if k < count else (int(moves.tensor[k - count]), int(moves.target[k - count]))
+        for k in timeline.sequence.tolist()
+    ]
+
+
+def whole_step(capture: Capture, gives_gradients: bool = False) -> Parts:
+    """Run all of a step: the inputs are fed; the loss, if there is one, and outputs come back."""
+    fed = tuple(e.value.node.name for e in capture._entries if e.kind == "input")
+    cut = capture.cut
+    wanted = ([] if cut.loss is None else [cut.loss]) + [*cut.outputs]
+    if gives_gradients:
+        wanted += cut.parameter_gradients
+    ops = frozenset(range(capture.graph.num_ops))
+    return Parts((ops,), (fed,), (tuple(wanted),))
+
+
+def check_plan(plan: Plan, capture: Capture) -> None:
+    """
+    Check that a plan can be run for a model on this machine.
+
+    Raises
+    ------
+    InputError
+        It was made for another model, or for devices that are not here, or what is free of their
+        memory is less than it needs.
+    """
+    mine, theirs = plan.graph.fingerprint, capture.graph.fingerprint
+    if mine != theirs:
+        raise InputError(
+            f"Plan `{plan.name}` was made for model `{plan.graph.name}` (fingerprint {mine[:12]});"
+            f" this one, `{capture.graph.name}`, has another fingerprint ({theirs[:12]}): its"
+            " structure, its shapes, its loss or its optimiser differ. Make a new plan."
+        )
+    used = tuple(dict.fromkeys(plan.devices.values()))
+    devices = find_devices(used)
+    needs: dict[str, int] = {}
+    for device in devices:
+        where = device.name if device.kind == "cuda" else "cpu"
+        needs[where] = needs.get(where, 0) + plan.predicted.peak_bytes.get(device.name, 0)
+    for where, need in needs.items():
+        free = free_bytes(where)
+        if need > free:
+            raise InputError(
+                f"Plan `{plan.name}` needs {format_bytes(need)} on `{where}`, of which"
+                f" {format_bytes(free)} are free. Free some, or make a plan for less memory."
+            )
+
+
+def free_bytes(where: str) -> int:
+    """Give what is free of a device's memory now."""
+    if where != "cpu":
+        return int(torch.cuda.mem_get_info(torch.device(where))[0])
+    return available_bytes()
+
+
+def _settle(
+    capture: Capture,
+    module: torch.nn.Module,
+    homes: dict[str, int],
+    devices: Sequence[RealDevice],
+    fetched: set[int],
+) -> dict[str, Tensor]:
+    """Put parameters, buffers, state and constants where they stay; give them by node."""
+    known = dict(named_tensors(module, "param")) | dict(named_tensors(module, "buffer"))
+    placed: dict[str, Tensor] = {}
+    for entry in capture._entries:
+        node = entry.value.node.name
+        if entry.kind == "input" or node not in homes:
+            continue
+        device = devices[homes[node]]
+        is_pinned = device.kind == "cpu" and homes[node] in fetched
+        if entry.kind == "state":
+            shape, _, dtype = entry.value.node.meta["tensor"]
+            made = torch.zeros(shape, dtype=dtype, device=device.torch_device, pin_memory=is_pinned)
+        else:
+            tensor = known[entry.name] if entry.kind != "constant" else _constant(capture, node)
+            made = tensor.detach().to(device.torch_device)
+            made = made.pin_memory() if is_pinned else made
+            if entry.kind != "constant" and made.data_ptr() != tensor.data_ptr():
+                tensor.data = made
+        placed[node] = made
+    return placed
+
+
+def _constant(capture: Capture, node: str) -> Tensor:
+    tensor, _ = capture._tape.constants[node]
+    return tensor

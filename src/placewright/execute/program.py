@@ -1,0 +1,563 @@
+"""
+From a captured step and a placement to what each device does: one straight line of calls a lane.
+
+A lane is a thread: each CPU device has one, all GPUs share one. This module owns which call runs in
+which lane, in which order, on which tensors; when a tensor goes to another device; and when it is
+let go. It writes Python source: a name for every tensor, a line for every call, and a ``del`` after
+the last use, so that running a step costs little more than the calls themselves.
+
+Rules:
+
+* An op's nodes run on its device, in the order of the plan's sequence.
+* A view is made by whoever reads through it, from the memory that it looks at, on the reader's own
+  device; so what an in-place op has made of that memory is seen through it.
+* A tensor that another device reads is handed over when it is made, and received at its first use
+  there; what is resident (a parameter) is fetched by a GPU where the sequence says so.
+* What an op makes out of nothing (``zeros``) it makes on its own device.
+* An op that draws random numbers has a generator seeded by the step and the op, so that what it
+  draws does not depend on the placement.
+
+Letters: ``N`` ops, ``T`` tensors.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from placewright.execute.devices import RealDevice
+from placewright.execute.kernels import is_random, kernel_for
+from placewright.frontends._recorder import Call, Storage, Value
+from placewright.frontends._work import CREATORS, name_of
+from placewright.frontends.torch import Capture
+
+Started = int | tuple[int, int]  # an op, or a tensor and the device that it goes to
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """
+    Which ops run, in one part or in two with a pause between them, and what is fed and given back.
+
+    Each is a list with an entry for each part: ops; nodes whose values the caller provides (inputs
+    in the first part, gradients of what it gave in the second); and nodes whose values it gets.
+    """
+
+    ops: tuple[frozenset[int], ...]
+    fed: tuple[tuple[str, ...], ...]
+    wanted: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True)
+class Channel:
+    """One tensor's way to one device, once a step."""
+
+    source: int
+    target: int
+    has_content: bool  # else it is a mere signal
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """What lanes do: for each part and lane the source of a function, and what its names mean."""
+
+    sources: tuple[dict[int, str], ...]
+    names: dict[str, Any]
+    residents: dict[str, int]  # device, by node: those that stay from step to step, in order
+    views: str  # of residents, made once
+    channels: tuple[Channel, ...]
+    num_kept: int  # tensors that one part leaves to the next
+
+
+@dataclass(frozen=True, eq=False)
+class _Line:
+    text: str
+    reads: tuple[str, ...]
+    makes: str | None
+
+
+@dataclass(frozen=True)
+class _Base:
+    """Where a device has a tensor: under a name, from its storage's root or from a view on."""
+
+    name: str
+    view: str | None = None  # the node of the view that it is; None: all of the storage
+
+
+def compile_program(
+    capture: Capture,
+    placement: Sequence[int],
+    sequence: Sequence[Started],
+    devices: Sequence[RealDevice],
+    parts: Parts,
+) -> Program:
+    """
+    Compile a step.
+
+    Parameters
+    ----------
+    capture
+        The step.
+    placement
+        The device of each op, by its number in `devices`.
+    sequence
+        The order in which ops and transfers start, as `Timeline.sequence` has it.
+    devices
+        The devices.
+    parts
+        Which ops run in which part.
+    """
+    made = _Compiler(capture, placement, devices, parts)
+    for op, nodes in enumerate(capture.op_nodes):
+        if not nodes and op in parts.ops[0]:
+            made.enter(op)
+    for part, ops in enumerate(parts.ops):
+        made.part = part
+        for started in sequence:
+            if isinstance(started, tuple):
+                made.prefetch(*started)
+            elif started in ops and capture.op_nodes[started]:
+                made.run(started)
+        made.hold()
+        made.give()
+    return made.finish()
+
+
+def lanes_of(devices: Sequence[RealDevice]) -> list[int]:
+    """Give each device its lane: the number of the device whose thread works for it."""
+    first_gpu = next((k for k, device in enumerate(devices) if device.kind == "cuda"), -1)
+    return [first_gpu if device.kind == "cuda" else k for k, device in enumerate(devices)]
+
+
+@dataclass(eq=False)
+class _Compiler:
+    capture: Capture
+    placement: Sequence[int]  # [N]
+    devices: Sequence[RealDevice]
+    parts: Parts
+    part: int = 0
+    names: dict[str, Any] = field(default_factory=dict)
+    residents: dict[str, int] = field(default_factory=dict)
+    channels: list[Channel] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        capture, graph = self.capture, self.capture.graph
+        tape = capture._tape
+        self.nodes = {node.name: node for node in tape.graph.nodes}
+        self.calls: dict[str, Call] = {call.node.name: call for call in tape.calls}
+        there = [entry.value for entry in capture._entries]
+        there += [value for _, value in tape.constants.values()]
+        made = [value for call in tape.calls for value in call.makes]
+        self.values: dict[str, Value] = {value.node.name: value for value in (*there, *made)}
+        self.inputs = {e.value.node.name for e in capture._entries if e.kind == "input"}
+        self.fed = {name: k for names in self.parts.fed for k, name in enumerate(names)}
+        self.lane_of = lanes_of(self.devices)
+        self.lines: list[dict[int, list[_Line]]] = [defaultdict(list) for _ in self.parts.ops]
+        self.reads: list[list[int]] = [[] for _ in range(graph.num_ops)]
+        for tensor, op in zip(graph.use_tensor.tolist(), graph.use_op.tolist(), strict=True):
+            self.reads[op].append(tensor)
+        self.makes: list[list[int]] = [[] for _ in range(graph.num_ops)]
+        for tensor, op in enumerate(graph.tensor_op.tolist()):
+            self.makes[op].append(tensor)
+        self.readers: dict[int, list[int]] = defaultdict(list)  # ops elsewhere, by tensor
+        for op in sorted(frozenset().union(*self.parts.ops)):
+            for tensor in self.reads[op]:
+                if self.placement[graph.tensor_op[tensor]] != self.placement[op]:
+                    self.readers[tensor].append(op)
+        self.held: dict[tuple[int, int], _Base] = {}  # by device and tensor
+        self.seen: dict[tuple[int, str, str], str] = {}  # views, by device, base and node
+        self.local: dict[Storage, str] = {}  # made by the op that is being written
+        self.boxes: dict[tuple[int, int], int] = {}
+        self.waiting: dict[tuple[int, int], str | None] = {}  # sent, by device and tensor
+        self.coming: set[tuple[int, int]] = set()  # fetched, but not yet waited for
+        self.objects: dict[Any, str] = {}
+        self.numbers: dict[str, int] = {}  # of residents, in their order
+        self.views: list[str] = []
+        self.num_names = 0
+
+    # Lines.
+
+    def fresh(self, letter: str = "r") -> str:
+        self.num_names += 1
+        return f"{letter}{self.num_names}"
+
+    def emit(
+        self, device: int, text: str, reads: Iterable[str] = (), makes: str | None = None
+    ) -> None:
+        kept = tuple(name for name in reads if name[0] == "r")  # the others stay
+        lane = self.lines[self.part][self.lane_of[device]]
+        lane.append(_Line(text if makes is None else f"{makes} = {text}", kept, makes))
+
+    def name(self, thing: Any) -> str:
+        """Give a Python object a name in the source."""
+        key = (type(thing), repr(thing)) if isinstance(thing, float) else thing
+        if key not in self.objects:
+            self.objects[key] = f"o{len(self.objects)}"
+            self.names[self.objects[key]] = thing
+        return self.objects[key]
+
+    def where(self, device: int) -> str:
+        return self.name(self.devices[device].torch_device)
+
+    # Values.
+
+    def resolve(self, op: int, device: int, node: fx.Node) -> str:
+        """Name a node's value on a device, making views of what is there as needed."""
+        value = self.values[node.name]
+        chain = [*_chain(value)]
+        if value.storage in self.local:
+            return self.follow(device, chain[:-1], self.local[value.storage])
+        for k, step in enumerate(chain):
+            if step.node.name in self.fed and step.node.name not in self.inputs:
+                return self.follow(device, chain[:k], self.feed(device, step.node.name))
+        base = self.base(op, device, chain)
+        if base is None:
+            made = self.local[value.storage] = self.fresh()
+            self.emit(device, self.creation(device, chain[-1].node), (), made)
+            return self.follow(device, chain[:-1], made)
+        ends = (k for k, step in enumerate(chain) if step.node.name == base.view)
+        return self.follow(device, chain[: next(ends, len(chain) - 1)], base.name)
+
+    def base(self, op: int, device: int, chain: Sequence[Value]) -> _Base | None:
+        """Find the tensor through which an op reads a value; None if it makes it itself."""
+        found = None
+        for tensor in self.reads[op]:
+            label = self.capture.tensor_nodes[tensor]
+            if not label or self.values[label].storage is not chain[0].storage:
+                continue
+            base = self.receive(device, tensor)
+            if (device, tensor) in self.coming:
+                self.coming.remove((device, tensor))
+                self.emit(device, f"arrive({self.box(tensor, device)})")
+            if base.view is None:
+                return base
+            if any(step.node.name == base.view for step in chain):
+                found = base
+        return found
+
+    def follow(self, device: int, steps: Sequence[Value], name: str) -> str:
+        """Make views of views, each once for the memory that it looks at."""
+        for step in reversed(steps):
+            node = step.node
+            if node.name in self.calls and self.calls[node.name].writes:
+                continue  # it gives back what it has overwritten
+            if node.target is operator.getitem:
+                several, at = node.args
+                assert isinstance(several, fx.Node)
+                name = self.view(device, name, several, self.viewing(several, name))
+                name = self.view(device, name, node, f"{name}[{at}]")
+            else:
+                name = self.view(device, name, node, self.viewing(node, name))
+        return name
+
+    def view(self, device: int, base: str, node: fx.Node, text: str) -> str:
+        key = device, base, node.name
+        if key not in self.seen:
+            if base[0] == "r":
+                self.seen[key] = self.fresh()
+                self.emit(device, text, [base], self.seen[key])
+            else:
+                self.seen[key] = self.fresh("v")
+                self.views.append(f"{self.seen[key]} = {text}")
+        return self.seen[key]
+
+    def viewing(self, node: fx.Node, base: str) -> str:
+        """Write the call of a view."""
+        words = [base if isinstance(each, fx.Node) else self.literal(each) for each in node.args]
+        words += [f"{key}={self.literal(each)}" for key, each in node.kwargs.items()]
+        return f"{self.name(node.target)}({', '.join(words)})"
+
+    def creation(self, device: int, node: fx.Node) -> str:
+        """Write the call that makes a tensor out of nothing, as it was captured."""
+        call = self.calls.get(node.name)
+        name = "" if call is None else name_of(call.target)
+        if name not in CREATORS:
+            raise AssertionError(f"{node} is read before anything has made it")
+        shape, stride, dtype = node.meta["tensor"]
+        if name in ("arange", "eye", "scalar_tensor"):
+            words = [self.literal(each, device) for each in node.args]
+            words += [f"{key}={self.literal(each, device)}" for key, each in node.kwargs.items()]
+            return f"{self.name(node.target)}({', '.join(words)})"
+        blank = (
+            f"{self.name(torch.empty_strided)}({tuple(shape)!r}, {tuple(stride)!r},"
+            f" dtype={self.name(dtype)}, device={self.where(device)})"
+        )
+        if "zeros" in name:
+            return f"{blank}.zero_()"
+        if "ones" in name:
+            return f"{blank}.fill_(1)"
+        if "full" in name:
+            return f"{blank}.fill_({self.literal(node.args[-1])})"
+        return blank
+
+    def literal(self, value: Any, device: int | None = None) -> str:
+        """Write a constant argument; a device is that of the op."""
+        if isinstance(value, (list, tuple)):
+            return f"[{', '.join(self.literal(each, device) for each in value)}]"
+        if isinstance(value, torch.device) and device is not None:
+            return self.where(device)
+        if value is None or isinstance(value, (bool, int, str)):
+            return repr(value)
+        return self.name(value)
+
+    # Ops.
+
+    def run(self, op: int) -> None:
+        """Write an op's calls, and hand over what others read of it."""
+        device = self.placement[op]
+        self.local = {}
+        for tensor in self.reads[op]:
+            maker = int(self.capture.graph.tensor_op[tensor])
+            is_here = maker in self.parts.ops[self.part] and self.placement[maker] != device
+            if is_here and not self.capture.tensor_nodes[tensor]:
+                self.receive(device, tensor)
+        for name in self.capture.op_nodes[op]:
+            self.call(op, device, self.nodes[name])
+        for tensor in self.makes[op]:
+            self.settle(op, device, tensor)
+        for tensor in self.makes[op]:
+            self.send(device, tensor)
+
+    def call(self, op: int, device: int, node: fx.Node) -> None:
+        """Write one call and name its results."""
+        call, made = self.calls[node.name], self.fresh()
+        if name_of(call.target) in CREATORS:
+            self.emit(device, self.creation(device, node), (), made)
+        else:
+            reads: list[str] = []
+
+            def write(value: Any) -> str:
+                if isinstance(value, fx.Node):
+                    reads.append(self.resolve(op, device, value))
+                    return reads[-1]
+                if isinstance(value, (list, tuple)):
+                    return f"[{', '.join(write(each) for each in value)}]"
+                return self.literal(value, device)
+
+            words = [write(value) for value in node.args]
+            words += [f"{key}={write(value)}" for key, value in node.kwargs.items()]
+            if is_random(node.target):
+                words.append(f"generator=generator({op}, {self.where(device)})")
+            kernel = self.name(kernel_for(node.target, self.devices[device].kind))
+            self.emit(device, f"{kernel}({', '.join(words)})", reads, made)
+        for value in call.makes:
+            if value.parent is not None:
+                continue
+            self.local[value.storage] = made
+            if value.node is not node:
+                each = self.local[value.storage] = self.fresh()
+                self.emit(device, f"{made}[{value.node.args[1]}]", [made], each)
+
+    def settle(self, op: int, device: int, tensor: int) -> None:
+        """Note under which name the op's device has one of its tensors."""
+        label = self.capture.tensor_nodes[tensor]
+        if not label:
+            return
+        storage = self.values[label].storage
+        if storage in self.local:
+            self.held[device, tensor] = _Base(self.local[storage])
+            return
+        for source in self.reads[op]:  # what it has overwritten
+            there = self.capture.tensor_nodes[source]
+            if there and self.values[there].storage is storage:
+                self.held[device, tensor] = self.held[device, source]
+                return
+        raise AssertionError(f"{self.capture.graph.op_names[op]} does not make {label}")
+
+    def enter(self, op: int) -> None:
+        """Note where a parameter, buffer, constant or input is; hand over inputs."""
+        device = self.placement[op]
+        for tensor in self.makes[op]:
+            label = self.capture.tensor_nodes[tensor]
+            root = self.root(label) if label else ""
+            if root in self.inputs:
+                self.held[device, tensor] = _Base(self.feed(device, root))
+                self.send(device, tensor)
+            elif root:
+                self.residents.setdefault(root, device)
+                number = self.numbers.setdefault(root, len(self.numbers))
+                self.held[device, tensor] = _Base(f"P[{number}]")
+            else:
+                self.held[device, tensor] = _Base("")
+
+    def feed(self, device: int, name: str) -> str:
+        """Take what the caller provides onto a device."""
+        key = device, "F", name
+        if key not in self.seen:
+            self.seen[key] = self.fresh()
+            text = f"feed(F[{self.fed[name]}], {self.where(device)})"
+            self.emit(device, text, (), self.seen[key])
+        return self.seen[key]
+
+    # From device to device.
+
+    def box(self, tensor: int, target: int) -> int:
+        """Number a tensor's way to a device."""
+        key = tensor, target
+        if key not in self.boxes:
+            source = self.placement[self.capture.graph.tensor_op[tensor]]
+            self.boxes[key] = len(self.channels)
+            self.channels.append(Channel(source, target, bool(self.capture.tensor_nodes[tensor])))
+        return self.boxes[key]
+
+    def send(self, device: int, tensor: int) -> None:
+        """Hand a tensor over to the devices that read it; a signal only to those of this part."""
+        readers = self.readers[tensor]
+        if not self.capture.tensor_nodes[tensor]:
+            readers = [op for op in readers if op in self.parts.ops[self.part]]
+        for target in sorted({self.placement[op] for op in readers}):
+            box = self.box(tensor, target)
+            if not self.capture.tensor_nodes[tensor]:
+                self.emit(device, f"signal({box})")
+            else:
+                self.waiting[target, tensor] = None
+                name = self.sent(device, tensor)
+                self.emit(device, f"send({box}, {name})", [name])
+
+    def sent(self, device: int, tensor: int) -> str:
+        """Name what is sent: all of a storage, or the view that the tensor is."""
+        source = self.placement[self.capture.graph.tensor_op[tensor]]
+        base = self.held[source, tensor].name
+        if self.is_whole(tensor):
+            return base
+        chain = [*_chain(self.values[self.capture.tensor_nodes[tensor]])]
+        return self.follow(device, chain[:-1], base)
+
+    def is_whole(self, tensor: int) -> bool:
+        """Tell whether a tensor is all of its storage, not a smaller view of it."""
+        value = self.values[self.capture.tensor_nodes[tensor]]
+        return int(self.capture.graph.tensor_bytes[tensor]) >= value.storage.bytes
+
+    def receive(self, device: int, tensor: int) -> _Base:
+        """Have a tensor on a device: there already, or received now."""
+        key = device, tensor
+        if key in self.held:
+            return self.held[key]
+        label = self.capture.tensor_nodes[tensor]
+        maker = int(self.capture.graph.tensor_op[tensor])
+        source = self.placement[maker]
+        assert source != device, f"{self.capture.graph.op_names[maker]} has not run yet"
+        box = self.box(tensor, device)
+        if not label:
+            if self.capture.op_nodes[maker]:
+                self.emit(device, f"wait({box})")
+            self.held[key] = _Base("")
+            return self.held[key]
+        made = self.fresh()
+        if key in self.waiting:
+            name = self.waiting.pop(key)
+            if name is None:
+                self.emit(device, f"receive({box})", (), made)
+            else:
+                self.emit(device, f"accept({box}, {name})", [name], made)
+        else:
+            name = self.sent(device, tensor)
+            self.emit(device, f"fetch({box}, {name})", [name], made)
+            if self.devices[device].kind == "cuda":
+                self.coming.add(key)
+        self.held[key] = _Base(made, None if self.is_whole(tensor) else label)
+        return self.held[key]
+
+    def is_resident(self, tensor: int) -> bool:
+        """Tell whether a tensor is a parameter, buffer or constant, or a view of one."""
+        label = self.capture.tensor_nodes[tensor]
+        return bool(label) and self.root(label) in self.residents
+
+    def root(self, label: str) -> str:
+        """Name the node that a view looks at in the end."""
+        return [*_chain(self.values[label])][-1].node.name
+
+    def prefetch(self, tensor: int, device: int) -> None:
+        """Begin to fetch what is resident elsewhere, for a GPU that will read it in this part."""
+        if self.devices[device].kind != "cuda" or not self.is_resident(tensor):
+            return
+        readers = {op for op in self.readers[tensor] if self.placement[op] == device}
+        made = self.capture.op_nodes[int(self.capture.graph.tensor_op[tensor])]
+        if readers & self.parts.ops[self.part] and not made:
+            self.receive(device, tensor)
+
+    # The end.
+
+    def hold(self) -> None:
+        """Take over what was sent but is read in a later part, as it is."""
+        for device, tensor in [*self.waiting]:
+            if self.waiting[device, tensor] is None:
+                made = self.waiting[device, tensor] = self.fresh()
+                self.emit(device, f"hold({self.box(tensor, device)})", (), made)
+
+    def give(self) -> None:
+        """Give back what the caller wants of a part."""
+        graph, nodes = self.capture.graph, self.capture.tensor_nodes
+        done = frozenset().union(*self.parts.ops[: self.part + 1])
+        last = {
+            self.values[label].storage: tensor
+            for tensor, label in enumerate(nodes)
+            if label and int(graph.tensor_op[tensor]) in done
+        }
+        for k, name in enumerate(self.parts.wanted[self.part]):
+            chain = [*_chain(self.values[name])]
+            tensor = last[chain[0].storage]
+            device = self.placement[graph.tensor_op[tensor]]
+            made = self.follow(device, chain[:-1], self.held[device, tensor].name)
+            self.emit(device, f"R[{k}] = {made}", [made])
+
+    def finish(self) -> Program:
+        """Write the functions, with each name let go after its last use."""
+        kept = self.kept()
+        sources: list[dict[int, str]] = []
+        for part, lanes in enumerate(self.lines):
+            sources.append({})
+            for lane, lines in lanes.items():
+                body = self.body(part, lines, kept)
+                sources[-1][lane] = "\n    ".join(["def run(P, S, F, R):", *body, "return"])
+        views = "\n".join(self.views)
+        return Program(
+            tuple(sources), self.names, self.residents, views, tuple(self.channels), len(kept)
+        )
+
+    def kept(self) -> dict[str, tuple[int, int, int]]:
+        """Number what is made in one part and read in another: number, first part, last part."""
+        made: dict[str, int] = {}
+        read: dict[str, int] = {}
+        for part, lanes in enumerate(self.lines):
+            for line in (line for lines in lanes.values() for line in lines):
+                if line.makes is not None:
+                    made[line.makes] = part
+                read |= dict.fromkeys(line.reads, part)
+        crossing = [name for name, part in made.items() if read.get(name, part) > part]
+        return {name: (k, made[name], read[name]) for k, name in enumerate(crossing)}
+
+    def body(
+        self, part: int, lines: Sequence[_Line], kept: dict[str, tuple[int, int, int]]
+    ) -> Iterator[str]:
+        last: dict[str, int] = {}
+        for k, line in enumerate(lines):
+            last |= dict.fromkeys((*line.reads, *([line.makes] if line.makes else ())), k)
+        here: set[str] = set()
+        for k, line in enumerate(lines):
+            for name in dict.fromkeys(line.reads):
+                if name not in here and name in kept and kept[name][1] < part:
+                    yield f"{name} = S[{kept[name][0]}]; S[{kept[name][0]}] = None"
+                    here.add(name)
+            yield line.text
+            if line.makes is not None:
+                here.add(line.makes)
+            for name in dict.fromkeys((*line.reads, *([line.makes] if line.makes else ()))):
+                if last[name] == k:
+                    if name in kept and part < kept[name][2]:
+                        yield f"S[{kept[name][0]}] = {name}"
+                    yield f"del {name}"
+
+
+def _chain(value: Value) -> Iterator[Value]:
+    """Go from a value through what it is a view of to the root of its storage."""
+    found: Value | None = value
+    while found is not None:
+        yield found
+        found = found.parent

@@ -1,0 +1,316 @@
+"""
+Running compiled steps: lanes at work, tensors from one to the other, and what happens on failure.
+
+This module owns how a tensor gets from device to device. Between CPU devices the receiver copies
+what the sender made. From a GPU it is copied to pinned memory on a stream of its own, from a CPU
+through pinned memory to the GPU; computing goes on meanwhile, and events keep the order.
+
+A step that fails, or is interrupted, in one lane is stopped in all.
+"""
+
+from __future__ import annotations
+
+import _thread
+import weakref
+from collections.abc import Sequence
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from placewright.execute.devices import Lane, RealDevice
+from placewright.execute.program import Channel, Program, lanes_of
+
+
+class StoppedError(Exception):
+    """Another lane failed; this one stops too."""
+
+
+@dataclass(eq=False)
+class _Box:
+    """A place where one lane leaves something for another, once a step."""
+
+    content: Any = None
+    lock: Any = field(default_factory=_thread.allocate_lock)
+
+    def __post_init__(self) -> None:
+        self.lock.acquire()
+
+    def put(self, content: Any) -> None:
+        self.content = content
+        self.lock.release()
+
+
+class _Streams:
+    """A GPU's streams: one to compute on, one for copies from it, one for copies to it."""
+
+    def __init__(self, device: torch.device) -> None:
+        make: Any = torch.cuda.Stream  # without types
+        self.compute: torch.cuda.Stream = make(device)
+        self.leave: torch.cuda.Stream = make(device)
+        self.arrive: torch.cuda.Stream = make(device)
+
+
+class Runner:
+    """
+    Runs a program, step after step.
+
+    Parameters
+    ----------
+    program
+        What to run.
+    devices
+        What it was compiled for.
+    residents
+        The tensors that stay, by node, each on its device.
+    """
+
+    def __init__(
+        self, program: Program, devices: Sequence[RealDevice], residents: dict[str, Tensor]
+    ) -> None:
+        self.program, self.devices = program, devices
+        self.lane_of = lanes_of(devices)
+        self.residents = [residents[name] for name in program.residents]
+        self.seed = 0  # of the step
+        self.is_stopping = False
+        self.is_broken = False
+        self.boxes = [_Box() for _ in program.channels]
+        self.streams = {
+            k: _Streams(device.torch_device)
+            for k, device in enumerate(devices)
+            if device.kind == "cuda"
+        }
+        used = sorted({lane for part in program.sources for lane in part})
+        self.lanes = {lane: Lane(devices[lane]) for lane in used}
+        self._end = weakref.finalize(self, _close, [*self.lanes.values()])
+        self.functions = [
+            {lane: self._compile(lane, source) for lane, source in part.items()}
+            for part in program.sources
+        ]
+
+    def _compile(self, lane: int, source: str) -> Any:
+        names = self.program.names | {"P": self.residents, "feed": self._feed}
+        calls = "send receive hold accept fetch arrive signal wait generator".split()
+        names |= {name: getattr(self, f"_{name}") for name in calls}
+        with torch.no_grad():
+            exec(compile(self.program.views, "<views>", "exec"), names)
+        exec(compile(source, f"<{self.devices[lane].name}>", "exec"), names)
+        return names["run"]
+
+    def run(
+        self, part: int, fed: Sequence[Tensor], num_wanted: int, kept: list[Any] | None = None
+    ) -> list[Tensor]:
+        """
+        Run a part of the step; `kept` is what the parts leave to each other, empty at first.
+
+        Raises
+        ------
+        RuntimeError
+            An earlier step failed in the middle; what it was computing is lost.
+        """
+        if self.is_broken:
+            raise RuntimeError("A step of this plan failed before; make a new one.")
+        found: list[Any] = [None] * num_wanted
+        kept = self.make_kept() if kept is None else kept
+        self.seed = int(torch.randint(2**31, ()))  # as `torch.manual_seed` wants it
+        lists = kept, fed, found
+        futures = [
+            self.lanes[lane].submit(partial(self._work, function, lane, lists))
+            for lane, function in self.functions[part].items()
+        ]
+        try:
+            wait(futures)
+        except BaseException:
+            self._stop(futures)
+            raise
+        errors = [error for future in futures if (error := future.exception()) is not None]
+        errors.sort(key=lambda error: isinstance(error, StoppedError))
+        if errors:
+            self.is_broken = True
+            raise errors[0]
+        return found
+
+    def make_kept(self) -> list[Any]:
+        """Make room for what the first part leaves to the next."""
+        return [None] * self.program.num_kept
+
+    def _work(self, function: Any, lane: int, lists: tuple[Any, ...]) -> None:
+        """Run a lane's part, with what PyTorch does for gradients left out."""
+        try:
+            with torch.no_grad(), torch._C._AutoDispatchBelowAutograd():
+                if self.devices[lane].kind == "cuda":
+                    self._work_on_gpus(function, lists)
+                else:
+                    function(self.residents, *lists)
+        except BaseException:
+            self._release()
+            raise
+
+    def _work_on_gpus(self, function: Any, lists: tuple[Any, ...]) -> None:
+        for k, streams in self.streams.items():
+            before = torch.cuda.default_stream(self.devices[k].torch_device)
+            streams.compute.wait_stream(before)
+            torch.cuda.set_stream(streams.compute)
+        function(self.residents, *lists)
+        for k, streams in self.streams.items():
+            streams.compute.synchronize()
+            torch.cuda.default_stream(self.devices[k].torch_device).wait_stream(streams.compute)
+
+    def _stop(self, futures: Sequence[Future[Any]]) -> None:
+        """Stop all lanes and wait for them."""
+        self._release()
+        wait(futures)
+        self.is_broken = True
+
+    def _release(self) -> None:
+        self.is_stopping = True
+        for box in self.boxes:
+            if box.lock.locked():
+                try:
+                    box.lock.release()
+                except RuntimeError:  # someone else has just done it
+                    continue
+
+    def close(self) -> None:
+        """End the lanes' threads; done in any case when nobody needs the runner any more."""
+        self._end()
+
+    # What lanes call.
+
+    def _take(self, number: int) -> Any:
+        box = self.boxes[number]
+        box.lock.acquire()
+        if self.is_stopping:
+            raise StoppedError
+        content, box.content = box.content, None
+        return content
+
+    def _feed(self, tensor: Tensor, device: torch.device) -> Tensor:
+        return tensor.detach().to(device, non_blocking=True)
+
+    def _generator(self, op: int, device: torch.device) -> torch.Generator:
+        """Make the random numbers of an op in this step."""
+        mixed = (self.seed ^ (op * 0x9E3779B1)) % 2**32  # CPU generators take 32 bits
+        return torch.Generator(device).manual_seed(mixed)
+
+    def _kinds(self, number: int) -> tuple[Channel, str, str]:
+        channel = self.program.channels[number]
+        return channel, self.devices[channel.source].kind, self.devices[channel.target].kind
+
+    def _send(self, number: int, tensor: Tensor) -> None:
+        channel, source, target = self._kinds(number)
+        if source == "cpu":
+            self.boxes[number].put(_pinned(tensor) if target == "cuda" else tensor)
+        else:
+            streams = self.streams[channel.source]
+            if target == "cpu":
+                self.boxes[number].put(_leave(tensor, streams))
+            else:
+                self.boxes[number].put((tensor, streams.compute.record_event()))
+
+    def _receive(self, number: int) -> Tensor:
+        return self._accept(number, self._take(number))
+
+    def _hold(self, number: int) -> Any:
+        return self._take(number)
+
+    def _accept(self, number: int, content: Any) -> Tensor:
+        channel, source, target = self._kinds(number)
+        if target == "cuda":
+            streams = self.streams[channel.target]
+            where = self.devices[channel.target].torch_device
+            if source == "cpu":
+                return _arrive(content, where, streams)
+            tensor, event = content
+            streams.arrive.wait_event(event)
+            return _arrive(tensor, where, streams)
+        if source == "cuda":
+            tensor, event = content
+            event.synchronize()
+            return tensor  # type: ignore[no-any-return]
+        return _copy(content)
+
+    def _fetch(self, number: int, tensor: Tensor) -> Tensor:
+        channel, source, target = self._kinds(number)
+        if target == "cuda":
+            where = self.devices[channel.target].torch_device
+            made, self.boxes[number].content = _begin(tensor, where, self.streams[channel.target])
+            return made
+        if source == "cuda":
+            with torch.cuda.stream(self.streams[channel.source].leave):
+                return tensor.to("cpu")
+        return _copy(tensor)
+
+    def _arrive(self, number: int) -> None:
+        """Let a GPU wait for what it has begun to fetch."""
+        channel, event = self.program.channels[number], self.boxes[number].content
+        if event is not None:
+            self.streams[channel.target].compute.wait_event(event)
+
+    def _signal(self, number: int) -> None:
+        channel, source, _ = self._kinds(number)
+        event = self.streams[channel.source].compute.record_event() if source == "cuda" else None
+        self.boxes[number].put(event)
+
+    def _wait(self, number: int) -> None:
+        channel, _, target = self._kinds(number)
+        event = self._take(number)
+        if event is not None and target == "cuda":
+            self.streams[channel.target].compute.wait_event(event)
+        elif event is not None:
+            event.synchronize()
+
+
+def _close(lanes: Sequence[Lane]) -> None:
+    for lane in lanes:
+        lane.close()
+
+
+def _blank(tensor: Tensor, **options: Any) -> Tensor:
+    """
+    Make room for a copy, with the same strides: some kernels round otherwise on other strides.
+
+    So a copy of a slice takes as much memory as the rows that it is a part of.
+    """
+    return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, **options)
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    return _blank(tensor).copy_(tensor)
+
+
+def _pinned(tensor: Tensor) -> Tensor:
+    if tensor.is_pinned():
+        return tensor
+    return _blank(tensor, pin_memory=True).copy_(tensor)
+
+
+def _leave(tensor: Tensor, streams: _Streams) -> tuple[Tensor, torch.cuda.Event]:
+    """Copy a tensor to pinned memory, beside what the GPU computes next."""
+    made = _blank(tensor, pin_memory=True)
+    streams.leave.wait_event(streams.compute.record_event())
+    with torch.cuda.stream(streams.leave):
+        made.copy_(tensor, non_blocking=True)
+    tensor.record_stream(streams.leave)
+    return made, streams.leave.record_event()
+
+
+def _begin(
+    tensor: Tensor, device: torch.device, streams: _Streams
+) -> tuple[Tensor, torch.cuda.Event]:
+    """Begin to copy a tensor to a GPU, beside what it computes."""
+    made = _blank(tensor, device=device)
+    streams.arrive.wait_event(streams.compute.record_event())
+    with torch.cuda.stream(streams.arrive):
+        made.copy_(tensor, non_blocking=True)
+    return made, streams.arrive.record_event()
+
+
+def _arrive(tensor: Tensor, device: torch.device, streams: _Streams) -> Tensor:
+    """Copy a tensor to a GPU; what it computes next waits for it."""
+    made, event = _begin(tensor, device, streams)
+    streams.compute.wait_event(event)
+    return made
