@@ -109,7 +109,10 @@ MAY_IMPORT = {
         "placers.repair", "placers.run", "placers.search", "plan", "policies.learned", "problem",
         "simulator", "timeline", "trace",
     },
-    "comparing": {"errors", "evaluate", "placing", "policies.learned", "problem"},
+    "comparing": {
+        "errors", "evaluate", "execute.calibration", "placing", "policies.learned", "problem",
+        "units",
+    },
     "policies": {"policies.learned", "policies.settings"},
     "policies._kernels": set(),
     "policies.rewards": {"evaluate"},
@@ -208,6 +211,11 @@ MAY_IMPORT = {
         "errors", "evaluate", "execute._wire", "execute.measuring", "execute.placed",
         "execute.processes", "graph", "problem", "simulator", "timeline",
     },
+    "execute.replayed_peaks": {"graph", "timeline"},
+    "execute.calibration": {
+        "cluster", "costs", "errors", "execute.op_times", "files", "frontends._cache", "graph",
+        "problem", "simulator", "timeline",
+    },
     "report": set(),
     "report.facts": {"cluster", "graph"},
     "report._figure": {"errors", "files", "graph"},
@@ -223,6 +231,7 @@ MAY_IMPORT = {
     "report.measurements": {
         "cluster", "execute._statistics", "execute.measuring", "plan", "report.terminal", "units",
     },
+    "report.scatter": {"errors", "report._figure", "units"},
     "report.live": {"placers.run", "units"},
     "bench": set(),
     "bench.published": set(),
@@ -250,6 +259,23 @@ MAY_IMPORT = {
         "bench.table2", "bench.tables", "bench.testbeds", "errors", "placers.experts",
         "placers.run", "units",
     },
+    "bench.fidelity_models": {"zoo.recipes"},
+    "bench.fidelity_plans": {"errors", "grouping.layers", "placing", "problem"},
+    "bench.fidelity_fit": {"errors", "execute.calibration", "execute.op_times"},
+    "bench.fidelity_book": {
+        "bench.fidelity_plans", "cluster", "costs", "errors", "files", "graph", "problem",
+    },
+    "bench.fidelity": {
+        "__version__", "bench.fidelity_book", "bench.fidelity_plans", "cluster", "errors",
+        "execute._wire", "execute.devices", "execute.measuring", "execute.op_times",
+        "execute.probing", "execute.processes", "execute.profiling", "load", "plan", "problem",
+        "simulator", "timeline", "units",
+    },
+    "bench.fidelity_tables": {
+        "bench.fidelity_book", "bench.fidelity_fit", "bench.tables", "errors",
+        "execute.calibration", "execute.replayed_peaks", "problem", "report.scatter", "simulator",
+        "units",
+    },
     "__version__": set(),
     "cli._options": set(),
     "cli._shared": {
@@ -265,7 +291,8 @@ MAY_IMPORT = {
         "placing", "problem", "report.facts", "report.terminal", "timeline", "zoo",
     },
     "cli.placing": {
-        "bounds", "cli._options", "cli._shared", "comparing", "errors", "execute.measured", "load",
+        "bounds", "cli._options", "cli._shared", "comparing", "errors", "execute.calibration",
+        "execute.measured", "load",
         "placers.experts", "placing", "plan", "problem", "report.terminal", "trace",
     },
     "cli.measures": {
@@ -280,8 +307,13 @@ MAY_IMPORT = {
         "cli._options", "cli._shared", "errors", "graph", "plan", "report._figure",
         "report.curves", "report.drawing", "report.named", "units", "zoo",
     },
+    "cli.fidelity": {
+        "bench.fidelity", "bench.fidelity_book", "bench.fidelity_tables", "bench.tables",
+        "cli._shared", "cluster", "errors", "execute.calibration", "report.scatter",
+    },
     "cli.benches": {
         "bench.cells", "bench.pool", "bench.running", "bench.tables", "cli._shared",
+        "cli.fidelity", "errors",
     },
     "cli": {
         "__version__", "cli.benches", "cli.machine", "cli.measures", "cli.models", "cli.pictures",

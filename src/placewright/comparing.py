@@ -7,6 +7,7 @@ included.
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,9 +16,11 @@ import numpy as np
 
 from placewright.errors import InputError
 from placewright.evaluate import Objective
+from placewright.execute.calibration import Calibration, Replay, probability_faster
 from placewright.placing import PLACERS, Result, place
 from placewright.policies.learned import POLICIES
 from placewright.problem import Problem
+from placewright.units import format_time
 
 SEEDED = frozenset(
     [
@@ -43,6 +46,8 @@ class Comparison:
     num_devices: int | None
     samples: int | None
     problem: str  # why it could not run
+    predicted_s: float | None = None  # on this machine, if it is calibrated; median seed
+    best_is_faster: float | None = None  # how likely the first of all is faster there
 
 
 def compare_placers(
@@ -52,9 +57,13 @@ def compare_placers(
     objective: Objective = "latency",
     num_seeds: int = 1,
     say: Callable[[str], None] = lambda _: None,
+    calibration: Calibration | None = None,
 ) -> list[Comparison]:
     """
     Run placers, several seeds each where that matters, and compare them, the best first.
+
+    With the calibration of the machine that the problem is about, and for latency, also tell how
+    likely the first is faster than the others there.
 
     Raises
     ------
@@ -77,8 +86,28 @@ def compare_placers(
         except InputError as error:
             rows.append(_failed(name, str(error)))
             continue
-        rows.append(_compare(name, results))
-    return sorted(rows, key=_rank)
+        known = calibration if objective == "latency" else None
+        rows.append(_compare(name, results, known))
+    rows.sort(key=_rank)
+    return rows if calibration is None else [_judge(rows[0], row, calibration) for row in rows]
+
+
+def _judge(best: Comparison, row: Comparison, calibration: Calibration) -> Comparison:
+    if row is best or best.predicted_s is None or row.predicted_s is None:
+        return row
+    likely = probability_faster(best.predicted_s, row.predicted_s, calibration)
+    return dataclasses.replace(row, best_is_faster=likely)
+
+
+def describe_chances(rows: Sequence[Comparison]) -> list[str]:
+    """Say how likely the first is faster than each other one, where that is known."""
+    return [
+        f"On this machine, {rows[0].placer} ({format_time(rows[0].predicted_s or 0.0)}) is faster"
+        f" than {row.placer} ({format_time(row.predicted_s or 0.0)}) with a probability of"
+        f" {row.best_is_faster:.0%}."
+        for row in rows
+        if row.best_is_faster is not None
+    ]
 
 
 def _rank(row: Comparison) -> tuple[bool, bool, float]:
@@ -101,7 +130,7 @@ def _failed(name: str, why: str) -> Comparison:
     )
 
 
-def _compare(name: str, results: list[Result]) -> Comparison:
+def _compare(name: str, results: list[Result], calibration: Calibration | None) -> Comparison:
     times = [result.objective_s for result in results]
     middle = results[int(np.argsort(times)[len(times) // 2])]
     busy = middle.timeline.device_utilisation
@@ -118,4 +147,7 @@ def _compare(name: str, results: list[Result]) -> Comparison:
         num_devices=int(used.size),
         samples=middle.samples,
         problem="",
+        predicted_s=None
+        if calibration is None
+        else Replay.of(middle.timeline).time_s(calibration.constants),
     )

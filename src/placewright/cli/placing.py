@@ -384,7 +384,8 @@ def compare(
     `placewright compare nmt-4 --cluster k40x4 --budget 5s`
     """
     with user_errors():
-        from placewright.comparing import compare_placers
+        from placewright.comparing import compare_placers, describe_chances
+        from placewright.execute.calibration import read_calibration
         from placewright.load import load_problem
         from placewright.report.terminal import show_comparison
 
@@ -393,8 +394,11 @@ def compare(
         )
         warm_up(problem)
         names, say = split_words(placers), say_unless(as_json)
-        rows = compare_placers(problem, names, budget, objective.value, seeds, say)
+        known = read_calibration(problem.cluster) if profiled else None
+        rows = compare_placers(problem, names, budget, objective.value, seeds, say, known)
         if as_json:
             print_json([vars(row) for row in rows])
         else:
             print_out(show_comparison(rows, problem))
+            for words in describe_chances(rows):
+                print_out(words)

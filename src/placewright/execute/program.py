@@ -11,9 +11,8 @@ Rules:
 * An op's nodes run on its device, in the order of the plan's sequence.
 * A view is made by whoever reads through it, from the memory that it looks at, on the reader's own
   device; so what an in-place op has made of that memory is seen through it.
-* A tensor that another device reads is handed over when it is made, and received where the
-  sequence has its transfer, or at its first use if it is late; what is resident (a parameter) is
-  fetched by a GPU where the sequence says so.
+* A tensor that another device reads is handed over when it is made, and received at its first use
+  there; what is resident (a parameter) is fetched by a GPU where the sequence says so.
 * What an op makes out of nothing (``zeros``) it makes on its own device.
 * An op that draws random numbers has a generator seeded by the step and the op, so that what it
   draws does not depend on the placement.
@@ -122,7 +121,7 @@ def compile_program(
         made.part = part
         for started in sequence:
             if isinstance(started, tuple):
-                made.come(*started)
+                made.prefetch(*started)
             elif started in ops and capture.op_nodes[started]:
                 made.run(started)
         made.hold()
@@ -474,23 +473,14 @@ class _Compiler:
         """Name the node that a view looks at in the end."""
         return [*_chain(self.values[label])][-1].node.name
 
-    def come(self, tensor: int, device: int) -> None:
-        """
-        Begin a transfer where the sequence has it.
-
-        A GPU begins to fetch what is resident elsewhere. A CPU device copies what another one has
-        sent, if it is there by then; if not, at its first use.
-        """
-        readers = {op for op in self.readers[tensor] if self.placement[op] == device}
-        if not readers & self.parts.ops[self.part] or (device, tensor) in self.held:
+    def prefetch(self, tensor: int, device: int) -> None:
+        """Begin to fetch what is resident elsewhere, for a GPU that will read it in this part."""
+        if self.devices[device].kind != "cuda" or not self.is_resident(tensor):
             return
-        source = self.placement[int(self.capture.graph.tensor_op[tensor])]
-        if self.devices[device].kind == "cuda":
-            made = self.capture.op_nodes[int(self.capture.graph.tensor_op[tensor])]
-            if self.is_resident(tensor) and not made:
-                self.receive(device, tensor)
-        elif self.devices[source].kind == "cpu" and self.waiting.get((device, tensor), "") is None:
-            self.emit(device, f"poll({self.box(tensor, device)})")
+        readers = {op for op in self.readers[tensor] if self.placement[op] == device}
+        made = self.capture.op_nodes[int(self.capture.graph.tensor_op[tensor])]
+        if readers & self.parts.ops[self.part] and not made:
+            self.receive(device, tensor)
 
     # The end.
 

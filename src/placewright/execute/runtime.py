@@ -34,7 +34,6 @@ class _Box:
     """A place where one lane leaves something for another, once a step."""
 
     content: Any = None
-    early: Tensor | None = None  # a copy that the receiver made before it needed it
     lock: Any = field(default_factory=_thread.allocate_lock)
 
     def __post_init__(self) -> None:
@@ -94,7 +93,7 @@ class Runner:
 
     def _compile(self, lane: int, source: str) -> Any:
         names = self.program.names | {"P": self.residents, "feed": self._feed}
-        calls = "send receive poll hold accept fetch arrive signal wait generator".split()
+        calls = "send receive hold accept fetch arrive signal wait generator".split()
         names |= {name: getattr(self, f"_{name}") for name in calls}
         with torch.no_grad():
             exec(compile(self.program.views, "<views>", "exec"), names)
@@ -213,19 +212,7 @@ class Runner:
                 self.boxes[number].put((tensor, streams.compute.record_event()))
 
     def _receive(self, number: int) -> Tensor:
-        box = self.boxes[number]
-        if box.early is not None:
-            made, box.early = box.early, None
-            return made
         return self._accept(number, self._take(number))
-
-    def _poll(self, number: int) -> None:
-        """Copy what another CPU device has sent, if it is there already."""
-        box = self.boxes[number]
-        if box.lock.acquire(blocking=False):
-            if self.is_stopping:
-                raise StoppedError
-            box.early, box.content = _copy(box.content), None
 
     def _hold(self, number: int) -> Any:
         return self._take(number)

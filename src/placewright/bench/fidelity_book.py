@@ -1,0 +1,178 @@
+"""
+What `placewright bench fidelity` has measured, on disk: one plan a line, and the problems.
+
+This module owns the folder: ``plans.jsonl`` (appended whole, so that a bench that is stopped goes
+on where it was), the cluster, and for each model its graph and the op times it was planned with;
+so that tables can be made again without PyTorch, whatever is profiled later.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from placewright import files
+from placewright.bench.fidelity_plans import Part, Placement
+from placewright.cluster import Cluster
+from placewright.costs import Costs
+from placewright.errors import InputError
+from placewright.graph import Graph
+from placewright.problem import Problem
+
+DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
+"""Devices in a placement that is written down, a character each."""
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A plan, as it was simulated and as it was measured."""
+
+    model: str
+    plan: str
+    kind: str
+    part: Part
+    placement: str  # a character of `DIGITS` an op
+    simulated_s: float
+    simulated_bytes: Mapping[str, int]  # peaks, by device
+    measured_s: float | None = None  # the median; None if it failed
+    low_s: float | None = None  # its 95 % interval
+    high_s: float | None = None
+    num_steps: int = 0
+    measured_bytes: Mapping[str, int | None] = {}
+    reference_s: float | None = None  # of one and the same plan, measured beside it
+    failure: str = ""
+    reason: str = ""
+    machine: str
+    placewright: str
+    torch: str
+
+
+def to_text(placement: Placement) -> str:
+    """Write a placement down."""
+    return "".join(DIGITS[d] for d in placement.tolist())
+
+
+def to_placement(text: str) -> Placement:
+    """Read a placement."""
+    return np.array([DIGITS.index(letter) for letter in text], dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class FidelityBook:
+    """The folder of a bench."""
+
+    folder: Path
+
+    @property
+    def path(self) -> Path:
+        """Give the file of plans."""
+        return self.folder / "plans.jsonl"
+
+    @property
+    def cluster_path(self) -> Path:
+        """Give the file of the machine."""
+        return self.folder / "cluster.toml"
+
+    def open(self) -> None:
+        """
+        Make the folder and the file of plans, where they are missing.
+
+        Raises
+        ------
+        InputError
+            They cannot be made.
+        """
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with self.path.open("ab"):
+                pass
+        except OSError as error:
+            raise InputError(f"`{self.path}` cannot be written: {error.strerror}.") from None
+
+    def read(self) -> dict[tuple[str, str], Record]:
+        """
+        Read all records by model and plan; of a plan that was measured twice, the later one.
+
+        Raises
+        ------
+        InputError
+            The file is missing, or a line of it is wrong.
+        """
+        records = {}
+        for number, line in enumerate(files.read(self.path, "file of plans").split(b"\n"), start=1):
+            if line:
+                try:
+                    record = msgspec.json.decode(line, type=Record)
+                except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                    raise InputError(
+                        f"Line {number} of `{self.path}` is no plan: {files.reason_of(error)}."
+                        " Delete that line to go on without it."
+                    ) from None
+                records[record.model, record.plan] = record
+        return records
+
+    def append(self, record: Record) -> None:
+        """
+        Write one record: the whole line, or nothing.
+
+        Raises
+        ------
+        InputError
+            It cannot be written.
+        """
+        line = msgspec.json.encode(record) + b"\n"
+        try:
+            file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+            try:
+                size = os.fstat(file).st_size
+                if os.write(file, line) < len(line):
+                    os.ftruncate(file, size)
+                    raise OSError(28, "No space left on device")
+            finally:
+                os.close(file)
+        except OSError as error:
+            raise InputError(f"`{self.path}` cannot be written: {error.strerror}.") from None
+
+    def has_problem(self, model: str) -> bool:
+        """Tell whether a model has been captured and profiled."""
+        return self._costs_path(model).exists()
+
+    def save_problem(self, model: str, problem: Problem) -> None:
+        """Keep a model's graph and op times; the times last, so that one is never alone."""
+        problem.graph.save(self._graph_path(model))
+        data = io.BytesIO()
+        np.save(data, problem.costs.op_ps)
+        files.write(self._costs_path(model), data.getvalue())
+
+    def load_problem(self, model: str) -> Problem:
+        """
+        Load what a model's plans were made for.
+
+        Raises
+        ------
+        InputError
+            It is not there, or cannot be read.
+        """
+        cluster, graph = Cluster.load(self.cluster_path), Graph.load(self._graph_path(model))
+        path = self._costs_path(model)
+        try:
+            op_ps = np.load(io.BytesIO(files.read(path, "file of op times")), allow_pickle=False)
+        except (ValueError, EOFError) as error:
+            raise InputError(f"`{path}` is no file of op times: {error}.") from None
+        return Problem(graph, cluster, Costs(op_ps))
+
+    def _graph_path(self, model: str) -> Path:
+        return self.folder / f"{_label(model)}.graph.json"
+
+    def _costs_path(self, model: str) -> Path:
+        return self.folder / f"{_label(model)}.op-times.npy"
+
+
+def _label(model: str) -> str:
+    return re.sub(r"[^A-Za-z0-9.]+", "-", model).strip("-.")

@@ -1,0 +1,204 @@
+"""
+Simulated against measured: constants fitted to some plans, and how well others agree.
+
+This module owns the fit, the residuals that intervals are made of, and the figures by which
+agreement is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placewright.errors import InputError
+from placewright.execute.calibration import (
+    Calibration,
+    Constants,
+    KindConstants,
+    Replay,
+    interval,
+)
+from placewright.execute.op_times import torch_version
+
+FloatArray = NDArray[np.float64]
+
+NEAR = 1.5
+"""Plans within so many times of the best are those that a search has to tell apart."""
+
+NUM_FOLDS = 5
+SOFT = 0.1
+"""Errors beyond this count less and less than their squares."""
+
+UNITS_S = {"op_overhead_s": 1e-6, "transfer_overhead_s": 1e-5, "step_overhead_s": 1e-4}
+"""What a fit steps in."""
+
+PRIOR = 0.001
+"""What a step in a constant costs, as an error: decides where a few plans do not."""
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """A plan that was measured."""
+
+    model: str
+    replay: Replay
+    measured_s: float
+
+
+def fit_constants(samples: Sequence[Sample]) -> Constants:
+    """
+    Fit the constants to plans of all models together.
+
+    Robust least squares (soft L1) on the logarithm of predicted by measured times, every constant
+    within bounds that make sense: no overhead is negative.
+
+    Raises
+    ------
+    InputError
+        There is no plan.
+    """
+    from scipy.optimize import least_squares
+
+    if not samples:
+        raise InputError("There is no plan to fit constants to.")
+    kinds = tuple(dict.fromkeys(kind for sample in samples for kind in sample.replay.kinds))
+    measured = np.log([sample.measured_s for sample in samples])
+
+    def errors(x: FloatArray) -> FloatArray:
+        constants = _constants(x, kinds)
+        found = np.log([sample.replay.time_s(constants) for sample in samples]) - measured
+        return np.concatenate([found, PRIOR * (x - nothing)])
+
+    nothing = np.array([1.0, 0.0] * len(kinds) + [0.0, 1.0, 0.0, 0.0])
+    start = np.array([1.0, 0.5] * len(kinds) + [0.5, 1.0, 0.5, 0.05])
+    low = np.array([0.2, 0.0] * len(kinds) + [0.0, 0.0, 0.0, 0.0])
+    high = np.array([5.0, 200.0] * len(kinds) + [100.0, 20.0, 100.0, 0.6])
+    found = least_squares(
+        errors, start, bounds=(low, high), loss="soft_l1", f_scale=SOFT, x_scale=1.0
+    )
+    return _constants(found.x, kinds)
+
+
+def _constants(x: FloatArray, kinds: Sequence[str]) -> Constants:
+    each = [
+        KindConstants(float(factor), float(overhead) * UNITS_S["op_overhead_s"])
+        for factor, overhead in x[:-4].reshape(-1, 2)
+    ]
+    return Constants(
+        kinds=dict(zip(kinds, each, strict=True)),
+        transfer_overhead_s=float(x[-4]) * UNITS_S["transfer_overhead_s"],
+        copy_factor=float(x[-3]),
+        step_overhead_s=float(x[-2]) * UNITS_S["step_overhead_s"],
+        idle_gain=float(x[-1]),
+    )
+
+
+def calibrate(samples: Sequence[Sample], devices: Sequence[str], seed: int = 0) -> Calibration:
+    """
+    Fit constants, and find how far predictions with them are off.
+
+    Residuals are those of plans that the constants were not fitted to: plans are dealt into
+    `NUM_FOLDS` parts, and each is predicted with constants fitted to the others.
+
+    Raises
+    ------
+    InputError
+        There are fewer than two plans.
+    """
+    if len(samples) < 2:
+        raise InputError(f"{len(samples)} plan is too few to calibrate with; expected 2 or more.")
+    fold = np.random.default_rng(seed).permutation(len(samples)) % min(NUM_FOLDS, len(samples))
+    residuals = np.empty(len(samples))
+    for k in range(int(fold.max()) + 1):
+        fitted = fit_constants([s for s, f in zip(samples, fold, strict=True) if f != k])
+        for at in np.flatnonzero(fold == k).tolist():
+            sample = samples[at]
+            residuals[at] = np.log(sample.measured_s / sample.replay.time_s(fitted))
+    within, between = _spread(residuals, [sample.model for sample in samples])
+    return Calibration(
+        devices=tuple(devices),
+        torch=torch_version() or "",
+        constants=fit_constants(samples),
+        residuals=tuple(sorted(residuals.tolist())),
+        within_sd=within,
+        between_sd=between,
+        num_models=len({sample.model for sample in samples}),
+    )
+
+
+def _spread(residuals: FloatArray, models: Sequence[str]) -> tuple[float, float]:
+    """Tell how much residuals vary among plans of a model, and their means among models."""
+    groups = [residuals[[other == model for other in models]] for model in dict.fromkeys(models)]
+    squares = sum(float(((group - group.mean()) ** 2).sum()) for group in groups)
+    within = np.sqrt(squares / max(len(residuals) - len(groups), 1))
+    means = [group.mean() for group in groups]
+    noise = np.mean([within**2 / len(group) for group in groups])
+    between = np.sqrt(max(float(np.var(means, ddof=1)) - noise, 0.0)) if len(means) > 1 else 0.0
+    return float(within), float(between)
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How predicted and measured values agree; None where there are too few to tell."""
+
+    num_plans: int
+    median_error: float  # relative, as are the others
+    worst_error: float
+    spearman: float | None
+    kendall: float | None  # among those within `NEAR` of the best
+    num_near: int
+
+
+def agreement(predicted_s: Sequence[float], measured_s: Sequence[float]) -> Agreement:
+    """
+    Compare predicted with measured times.
+
+    Raises
+    ------
+    InputError
+        There are none.
+    """
+    predicted, measured = np.asarray(predicted_s, float), np.asarray(measured_s, float)
+    if not len(measured):
+        raise InputError("There is no plan to compare.")
+    errors = np.abs(predicted / measured - 1)
+    near = measured <= NEAR * measured.min()
+    return Agreement(
+        num_plans=len(measured),
+        median_error=float(np.median(errors)),
+        worst_error=float(errors.max()),
+        spearman=_correlation("spearmanr", predicted, measured),
+        kendall=_correlation("kendalltau", predicted[near], measured[near]),
+        num_near=int(near.sum()),
+    )
+
+
+def _correlation(name: str, x: FloatArray, y: FloatArray) -> float | None:
+    """Correlate ranks; None for fewer than three, or where all are equal."""
+    from scipy import stats
+
+    if len(x) < 3 or np.ptp(x) == 0 or np.ptp(y) == 0:
+        return None
+    return float(getattr(stats, name)(x, y).statistic)
+
+
+def peak_error(simulated: Mapping[str, int], measured: Mapping[str, int | None]) -> float | None:
+    """Compare peaks of the device that holds most; None if nothing is known of it."""
+    known = {name: peak for name, peak in measured.items() if peak}
+    if not known:
+        return None
+    name = max(known, key=lambda name: known[name])
+    return abs(simulated[name] / known[name] - 1)
+
+
+def covered(
+    predicted_s: Sequence[float], measured_s: Sequence[float], calibration: Calibration
+) -> int:
+    """Count the measured times that lie in the predictions' intervals."""
+    found = [interval(time_s, calibration) for time_s in predicted_s]
+    return sum(
+        each.low_s <= time_s <= each.high_s for each, time_s in zip(found, measured_s, strict=True)
+    )

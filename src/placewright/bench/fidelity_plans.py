@@ -1,0 +1,159 @@
+"""
+Plans to measure: good, middling and bad ones of one problem, spread over what step times there are.
+
+This module owns which kinds of plan there are, how many of each, and which ones constants are
+fitted to and which they are tested on. Everything follows from the problem and a seed.
+
+Letters: ``N`` ops, ``D`` devices, ``L`` layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placewright.errors import InputError
+from placewright.grouping.layers import find_layers
+from placewright.placing import place
+from placewright.problem import Problem
+
+Placement = NDArray[np.int64]  # [N]
+Part = Literal["fit", "test"]
+
+GOOD, LISTS = (
+    ("annealing 300", "annealing 30", "auto 60", "annealing 100", "annealing 1000", "auto 300"),
+    ("heft", "m-etf", "m-topo", "peft"),
+)
+SHARES = (0.5, 0.1, 0.3, 0.02, 0.2, 0.7)
+"""Of ops or layers that leave their device in random plans, in turn."""
+
+TURNS = ("one device", "searched", "split", "random layers", "listed", "random ops")
+"""The kinds, in the order in which they get a plan."""
+
+
+@dataclass(frozen=True, eq=False)
+class FidelityPlan:
+    """A placement, where it comes from, and what it is for."""
+
+    name: str
+    kind: str
+    part: Part
+    placement: Placement
+
+
+def draw_plans(problem: Problem, num_plans: int, seed: int = 0) -> list[FidelityPlan]:
+    """
+    Make plans of all kinds, no two of them equal, in an order that is random.
+
+    Kinds take turns; one that has no more plans is left out. About half of each kind is for
+    fitting.
+
+    Raises
+    ------
+    InputError
+        Fewer than four plans are wanted.
+    """
+    if num_plans < 4:
+        raise InputError(f"{num_plans} plans are too few; expected 4 or more.")
+    random = np.random.default_rng(seed)
+    sources = {
+        "one device": _single(problem),
+        "searched": _searched(problem),
+        "split": _splits(problem),
+        "random layers": _random(problem, find_layers(problem.graph).op_layer, random),
+        "listed": _listed(problem),
+        "random ops": _random(problem, np.arange(problem.num_ops), random),
+    }
+    found: dict[bytes, tuple[str, str, Placement]] = {}
+    while len(found) < num_plans and sources:
+        for kind in [kind for kind in TURNS if kind in sources]:
+            name, placement = next(sources[kind], ("", None))
+            if placement is None:
+                del sources[kind]
+            elif len(found) < num_plans:
+                placement = _settled(problem, placement)
+                found.setdefault(placement.tobytes(), (f"{kind}: {name}", kind, placement))
+    return _split([*found.values()], random)
+
+
+def _split(
+    found: list[tuple[str, str, Placement]], random: np.random.Generator
+) -> list[FidelityPlan]:
+    """Choose half of each kind for fitting, at random, and shuffle all."""
+    made: list[FidelityPlan] = []
+    for kind in dict.fromkeys(kind for _, kind, _ in found):
+        of_kind = [each for each in found if each[1] == kind]
+        for k, at in enumerate(random.permutation(len(of_kind))):
+            name, _, placement = of_kind[at]
+            # An odd one goes where there are fewer, so that each part has half of all.
+            fits = k % 2 == 0 if k + 1 < len(of_kind) or k % 2 else _lacks_fits(made)
+            made.append(FidelityPlan(name, kind, "fit" if fits else "test", placement))
+    return [made[k] for k in random.permutation(len(made))]
+
+
+def _lacks_fits(made: list[FidelityPlan]) -> bool:
+    fits = sum(plan.part == "fit" for plan in made)
+    return 2 * fits <= len(made)
+
+
+def _settled(problem: Problem, placement: Placement) -> Placement:
+    """Put ops where they may run, and co-located ones together."""
+    settled = np.array(placement, dtype=np.int64)
+    settled[problem.colocation_members] = settled[problem.colocation_leaders]
+    wrong = ~problem.allowed[np.arange(problem.num_ops), settled]
+    settled[wrong] = problem.allowed[wrong].argmax(axis=1)
+    settled[problem.colocation_members] = settled[problem.colocation_leaders]
+    return settled
+
+
+_Source = Iterator[tuple[str, Placement]]
+
+
+def _single(problem: Problem) -> _Source:
+    for d, name in enumerate(problem.cluster.device_names):
+        yield name, np.full(problem.num_ops, d, dtype=np.int64)
+
+
+def _searched(problem: Problem) -> _Source:
+    for seed in range(4):
+        for words in GOOD:
+            placer, _, samples = words.partition(" ")
+            budget = f"{samples} samples"
+            placement = place(problem, placer, budget=budget, seed=seed).placement
+            yield f"{placer}, {budget}, seed {seed}", placement
+
+
+def _listed(problem: Problem) -> _Source:
+    for placer in LISTS:
+        yield placer, place(problem, placer, budget="100 samples").placement
+
+
+def _splits(problem: Problem) -> _Source:
+    """Cut the layers in two, the best cut first; then elsewhere, further and further out."""
+    yield "contiguous", place(problem, "contiguous", budget="100 samples").placement
+    layers = find_layers(problem.graph)
+    before = np.cumsum(layers.flops) - layers.flops / 2
+    share = before / max(float(layers.flops.sum()), 1.0)
+    last = problem.num_devices - 1
+    for cut in (0.5, 0.25, 0.75, 0.9, 0.4, 0.6, 0.1, 0.33, 0.67):
+        for order in ((0, last), (last, 0)):
+            devices = np.where(share < cut, *order)
+            yield f"{cut:.0%} on {problem.cluster.device_names[order[0]]}", devices[layers.op_layer]
+
+
+def _random(problem: Problem, group: Placement, random: np.random.Generator) -> _Source:
+    """Give random groups random devices, the others one that all of them have."""
+    size = int(group.max()) + 1
+    for k in count():
+        if k == 200:  # there may be but a few different ones
+            return
+        share = SHARES[k % len(SHARES)]
+        home = int(random.integers(problem.num_devices))
+        leaves = random.random(size) < share
+        devices = np.where(leaves, random.integers(problem.num_devices, size=size), home)
+        yield f"{share:.0%}, number {k}", devices[group]

@@ -1,0 +1,246 @@
+"""
+Tables and pictures of `placewright bench fidelity`.
+
+This module owns what is told of each model: how far simulated times and peaks are from measured
+ones on plans that nothing was fitted to, before and after calibration.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from placewright.bench.fidelity_book import FidelityBook, Record, to_placement
+from placewright.bench.fidelity_fit import (
+    NEAR,
+    Agreement,
+    Sample,
+    agreement,
+    calibrate,
+    covered,
+    peak_error,
+)
+from placewright.bench.tables import Table
+from placewright.errors import InputError
+from placewright.execute.calibration import (
+    COVERAGE,
+    Calibration,
+    Replay,
+    calibrated_devices,
+    conformal_ends,
+)
+from placewright.execute.replayed_peaks import replayed_peaks
+from placewright.problem import Candidate
+from placewright.report.scatter import Panel
+from placewright.simulator import simulate
+from placewright.units import format_time
+
+NONE = "–"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ModelResult:
+    """The plans of a model that ran, by what they were for."""
+
+    model: str
+    records: tuple[Record, ...]
+    samples: tuple[Sample, ...]
+    replayed_bytes: tuple[dict[str, int], ...]  # peaks, by device
+
+    def part(self, name: str) -> list[tuple[Record, Sample]]:
+        """List the plans that were for this, in the order in which they were measured."""
+        pairs = zip(self.records, self.samples, strict=True)
+        return [pair for pair in pairs if pair[0].part == name]
+
+
+@dataclass(frozen=True, eq=False)
+class Fidelity:
+    """All that was measured, and the calibration made of it."""
+
+    results: tuple[ModelResult, ...]
+    failed: tuple[Record, ...]
+    calibration: Calibration
+
+
+def read_fidelity(book: FidelityBook, models: Sequence[str] | None = None) -> Fidelity:
+    """
+    Read what was measured, and calibrate.
+
+    Raises
+    ------
+    InputError
+        There is too little of it, or it cannot be read.
+    """
+    records = [each for each in book.read().values() if models is None or each.model in models]
+    ran = [each for each in records if each.measured_s is not None]
+    results = []
+    for model in dict.fromkeys(each.model for each in ran):
+        of_model = tuple(each for each in ran if each.model == model)
+        results.append(_replay(book, model, of_model))
+    fitting = [sample for result in results for _, sample in result.part("fit")]
+    if len(fitting) < 2 or not any(result.part("test") for result in results):
+        raise InputError(
+            f"`{book.path}` has {len(fitting)} plans to fit and"
+            f" {len(ran) - len(fitting)} to test; run the bench with the same models first."
+        )
+    devices = calibrated_devices(book.load_problem(results[0].model).cluster)
+    failed = tuple(each for each in records if each.measured_s is None)
+    return Fidelity(tuple(results), failed, calibrate(fitting, devices))
+
+
+def _replay(book: FidelityBook, model: str, records: tuple[Record, ...]) -> ModelResult:
+    problem = book.load_problem(model)
+    names = problem.cluster.device_names
+    samples, peaks = [], []
+    for record in records:
+        timeline = simulate(problem, Candidate(to_placement(record.placement)))
+        samples.append(Sample(model, Replay.of(timeline), record.measured_s or math.nan))
+        peaks.append(dict(zip(names, replayed_peaks(timeline).tolist(), strict=True)))
+    return ModelResult(model, records, tuple(samples), tuple(peaks))
+
+
+def make_tables(found: Fidelity) -> list[Table]:
+    """Make the tables: step times, peaks, and the constants."""
+    return [_times(found), _peaks(found), _constants(found.calibration)]
+
+
+def _times(found: Fidelity) -> Table:
+    rows: list[tuple[str, ...]] = []
+    inside = total = 0
+    for result in found.results:
+        pairs = result.part("test")
+        if not pairs:
+            continue
+        measured = [sample.measured_s for _, sample in pairs]
+        predicted = [sample.replay.time_s(found.calibration.constants) for _, sample in pairs]
+        hits = covered(predicted, measured, found.calibration)
+        inside, total = inside + hits, total + len(pairs)
+        raw = agreement([record.simulated_s for record, _ in pairs], measured)
+        span = f"{format_time(min(measured))} – {format_time(max(measured))}"
+        counts = f"{len(result.records) - len(pairs)} + {len(pairs)}"
+        rows.append((result.model, counts, span, "raw", *_words(raw), ""))
+        fitted = _words(agreement(predicted, measured))
+        rows.append(("", "", "", "calibrated", *fitted, f"{hits} of {len(pairs)}"))
+    return Table(
+        title="Step times, simulated against measured",
+        columns=(
+            *("model", "plans", "measured", "simulated", "median error", "worst error"),
+            *("Spearman", "Kendall near", "in interval"),
+        ),
+        num_text=4,
+        rows=tuple(rows),
+        notes=(
+            "Plans: those fitted to, and test plans. All figures are of the latter.",
+            f"Kendall near: among those within {NEAR:g} times of the best, with their number.",
+            f"The {COVERAGE:.0%} interval covers {inside} of {total} test plans"
+            f" ({inside / total:.0%}).",
+            *_provenance(found),
+        ),
+    )
+
+
+def _words(found: Agreement) -> tuple[str, ...]:
+    near = NONE if found.kendall is None else f"{found.kendall:.2f}"
+    return (
+        f"{found.median_error:.1%}",
+        f"{found.worst_error:.1%}",
+        NONE if found.spearman is None else f"{found.spearman:.3f}",
+        f"{near} ({found.num_near})",
+    )
+
+
+def _provenance(found: Fidelity) -> list[str]:
+    """Say where plans were measured, how the machine drifted, and what failed."""
+    records = [record for result in found.results for record in result.records]
+    machines = dict.fromkeys(f"{r.machine}, torch {r.torch}" for r in records)
+    drifts = []
+    for result in found.results:
+        times = [r.reference_s for r in result.records if r.reference_s is not None]
+        drifts += [max(times) / min(times) - 1] if times else []
+    notes = [f"Measured on {' and '.join(machines)}."]
+    if drifts:
+        notes.append(
+            "One plan of each model was measured again and again beside the others: its time"
+            f" varied by {np.median(drifts):.1%} (median model) to {max(drifts):.1%} (worst)."
+        )
+    notes += [f"Failed: {r.model}, {r.plan}: {r.reason}" for r in found.failed]
+    return notes
+
+
+def _peaks(found: Fidelity) -> Table:
+    rows = []
+    for result in found.results:
+        pairs = [*zip(result.records, result.replayed_bytes, strict=True)]
+        raw = _known([peak_error(r.simulated_bytes, r.measured_bytes) for r, _ in pairs])
+        replayed = _known([peak_error(peaks, r.measured_bytes) for r, peaks in pairs])
+        if raw:
+            figures = (f"{figure:.1%}" for figure in (*_worst(raw), *_worst(replayed)))
+            rows.append((result.model, str(len(raw)), *figures))
+    return Table(
+        title="Peak memory, simulated against measured",
+        columns=(
+            *("model", "plans", "raw median error", "raw worst error"),
+            *("replayed median error", "replayed worst error"),
+        ),
+        num_text=2,
+        rows=tuple(rows),
+        notes=("Of all plans, on the device that holds most. Nothing is fitted.",),
+    )
+
+
+def _known(errors: Iterable[float | None]) -> list[float]:
+    return [error for error in errors if error is not None]
+
+
+def _worst(errors: Sequence[float]) -> tuple[float, float]:
+    return float(np.median(errors)), max(errors)
+
+
+def _constants(calibration: Calibration) -> Table:
+    constants = calibration.constants
+    rows = []
+    for kind, each in constants.kinds.items():
+        rows.append((f"op times on {kind}, times", f"{each.op_factor:.3f}"))
+        rows.append((f"an op on {kind}, more", format_time(each.op_overhead_s)))
+    rows.append(("a transfer, more", format_time(constants.transfer_overhead_s)))
+    rows.append(("a transfer's bytes by bandwidth, times", f"{constants.copy_factor:.3f}"))
+    rows.append(("a step, more", format_time(constants.step_overhead_s)))
+    rows.append(("an op on a CPU device while others idle, less", f"{constants.idle_gain:.1%}"))
+    low, high = (math.exp(end) - 1 for end in conformal_ends(calibration.residuals))
+    rows.append((f"{COVERAGE:.0%} interval", f"{low:+.1%} to {high:+.1%}"))
+    rows.append(("error among plans of a model (sd)", f"{calibration.within_sd:.1%}"))
+    rows.append(("error between models (sd)", f"{calibration.between_sd:.1%}"))
+    return Table(
+        title="Calibration",
+        columns=("constant", "fitted"),
+        num_text=1,
+        rows=tuple(rows),
+        notes=(
+            f"Fitted to {len(calibration.residuals)} plans of {calibration.num_models} models.",
+        ),
+    )
+
+
+def make_panels(found: Fidelity, is_calibrated: bool = True) -> list[Panel]:
+    """Make a panel of each model: predicted against measured, and the interval."""
+    low, high = conformal_ends(found.calibration.residuals)
+    panels = []
+    for result in found.results:
+        pairs = [*zip(result.records, result.samples, strict=True)]
+        constants = found.calibration.constants
+        panels.append(
+            Panel(
+                title=result.model,
+                predicted_s=tuple(
+                    sample.replay.time_s(constants) if is_calibrated else record.simulated_s
+                    for record, sample in pairs
+                ),
+                measured_s=tuple(sample.measured_s for _, sample in pairs),
+                is_tested=tuple(record.part == "test" for record, _ in pairs),
+                band=(math.exp(low), math.exp(high)) if is_calibrated else None,
+            )
+        )
+    return panels

@@ -1,0 +1,549 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+from typer.testing import CliRunner
+
+from placewright.bench.fidelity import MODELS, QUICK_MODELS, FidelityChoice, runnable
+from placewright.bench.fidelity_book import FidelityBook, Record, to_placement, to_text
+from placewright.bench.fidelity_fit import (
+    Sample,
+    agreement,
+    calibrate,
+    covered,
+    fit_constants,
+    peak_error,
+)
+from placewright.bench.fidelity_plans import draw_plans
+from placewright.bench.fidelity_tables import make_panels, make_tables, read_fidelity
+from placewright.cli import app
+from placewright.cli.fidelity import _keep
+from placewright.cluster import Cluster
+from placewright.comparing import compare_placers, describe_chances
+from placewright.costs import Costs
+from placewright.errors import InputError
+from placewright.execute import calibration as calibrating
+from placewright.execute.calibration import (
+    Calibration,
+    Constants,
+    KindConstants,
+    Replay,
+    conformal_ends,
+    interval,
+    predict,
+    probability_faster,
+)
+from placewright.execute.replayed_peaks import replayed_peaks
+from placewright.graph_file import Op, Output
+from placewright.load import load_model
+from placewright.problem import Candidate, Problem
+from placewright.report.scatter import Panel, draw_scatter
+from placewright.simulator import simulate
+
+from . import tiny
+from .worlds import make_cluster
+
+PS = 1e-12
+
+
+def cores(num_devices=2):
+    """CPU devices of a picosecond a byte and a latency of 1 ps."""
+    return make_cluster(("cpu",) * num_devices)
+
+
+def real_problem(model="tiny-gpt2", seed=0):
+    """A captured model on two cores of real size, its op times made up: GPT-2's are longer."""
+    cluster = make_cluster(("cpu", "cpu"), latency_ps=5e6, bytes_per_ps=5e-3, memory=2**40)
+    graph = load_model(model)
+    works = (graph.op_flops > 0) | (graph.op_bytes > 0)
+    times_s = np.exp(np.random.default_rng(seed).uniform(np.log(1), np.log(20), len(works)))
+    times_s *= 100e-6 if "gpt2" in model else 10e-6
+    op_ps = np.where(works, times_s * 1e12, 0).astype(np.int64)
+    return Problem(graph, cluster, Costs(np.stack([op_ps, op_ps], axis=1)))
+
+
+def made_up(residuals=(-0.1, 0.0, 0.1), **more):
+    fields = {"constants": Constants(), "within_sd": 0.05, "between_sd": 0.02, "num_models": 1}
+    given = tuple(sorted(residuals))
+    return Calibration(devices=("a core",), torch="2", residuals=given, **{**fields, **more})
+
+
+def planted(seed=0):
+    """Constants, and plans measured by a machine that has just these."""
+    constants = Constants(
+        kinds={"cpu": KindConstants(1.2, 15e-6)},
+        transfer_overhead_s=60e-6,
+        copy_factor=1.5,
+        step_overhead_s=200e-6,
+        idle_gain=0.1,
+    )
+    samples = []
+    for model in ("tiny-gpt2", "tiny-nmt"):
+        problem = real_problem(model, seed)
+        for plan in draw_plans(problem, 12, seed):
+            replay = Replay.of(simulate(problem, Candidate(plan.placement)))
+            samples.append(Sample(model, replay, replay.time_s(constants)))
+    return constants, samples
+
+
+# Replays.
+
+
+def diamond_on_cores():
+    ops = [
+        Op(name="a", outputs=[4]),
+        Op(name="b", inputs=["a"], outputs=[2]),
+        Op(name="c", inputs=["a"], outputs=[6]),
+        Op(name="d", inputs=["b", "c"], outputs=[Output(1, keep=True)]),
+    ]
+    return tiny.problem(ops, {"a": 10, "b": 20, "c": 5, "d": 7}, cores())
+
+
+def test_on_one_device_a_replay_takes_as_long_as_its_ops():
+    problem = diamond_on_cores()
+    assert predict(problem, Candidate([0, 0, 0, 0]), made_up()) == pytest.approx(42 * PS)
+
+
+def test_a_receiving_core_copies_before_it_goes_on():
+    # cpu:1 copies `a` from 10 to 15 and runs c until 20; cpu:0 runs b until 30, copies c's tensor
+    # (1 + 6) until 37, and runs d until 44. The simulator has that copied meanwhile: 37.
+    problem, candidate = diamond_on_cores(), Candidate([0, 0, 1, 0])
+    assert simulate(problem, candidate).makespan_s == pytest.approx(37 * PS)
+    assert predict(problem, candidate, made_up()) == pytest.approx(44 * PS)
+
+
+def test_copies_to_a_gpu_go_on_beside_computing():
+    problem, candidate = diamond_on_cores(), Candidate([0, 0, 1, 0])
+    mixed = Problem(problem.graph, make_cluster(("cuda", "cuda")), problem.costs)
+    assert predict(mixed, candidate, made_up()) == pytest.approx(37 * PS)
+
+
+def test_constants_count_once_for_each_op_transfer_and_step():
+    problem, candidate = diamond_on_cores(), Candidate([0, 0, 1, 0])
+    constants = Constants(
+        kinds={"cpu": KindConstants(2.0, 1 * PS)},
+        transfer_overhead_s=3 * PS,
+        copy_factor=10.0,
+        step_overhead_s=100 * PS,
+    )
+    # a until 21; `a` to cpu:1 (1 + 3 + 40) until 65, c until 76; b until 62; c's tensor
+    # (1 + 3 + 60) from 76 until 140; d until 155; the step's 100.
+    found = predict(problem, candidate, made_up(constants=constants))
+    assert found == pytest.approx(255 * PS)
+
+
+def test_ops_are_quicker_while_other_cores_idle():
+    problem, found = diamond_on_cores(), made_up(constants=Constants(idle_gain=0.2))
+    assert predict(problem, Candidate([0, 0, 0, 0]), found) == pytest.approx(0.8 * 42 * PS)
+    both = tiny.problem([Op(name="a"), Op(name="b")], {"a": 10, "b": 10}, cores())
+    assert predict(both, Candidate([0, 1]), found) == pytest.approx(10 * PS)
+    gpus = Problem(problem.graph, make_cluster(("cuda", "cuda")), problem.costs)
+    assert predict(gpus, Candidate([0, 0, 0, 0]), found) == pytest.approx(42 * PS)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_replay_lasts_no_less_than_its_busiest_device(seed):
+    problem = real_problem(seed=seed)
+    for plan in draw_plans(problem, 10, seed):
+        replay = Replay.of(simulate(problem, Candidate(plan.placement)))
+        assert replay.time_s(Constants()) >= replay.total_work[:, 0].max() * (1 - 1e-12)
+
+
+@pytest.mark.parametrize("model", ["tiny-gpt2", "tiny-nmt", "tiny-resnet"])
+def test_replayed_peaks_are_the_simulated_ones_where_copies_are_sent_at_once(model):
+    problem = real_problem(model)
+    gpus = make_cluster(("cuda", "cuda"), latency_ps=5e6, bytes_per_ps=5e-3, memory=2**40)
+    problem = Problem(problem.graph, gpus, problem.costs)
+    for plan in draw_plans(problem, 10):
+        timeline = simulate(problem, Candidate(plan.placement))
+        assert replayed_peaks(timeline).tolist() == timeline.peak_bytes.tolist()
+
+
+def test_a_sending_core_holds_a_tensor_until_it_is_copied():
+    ops = [
+        Op(name="a", outputs=[50]),
+        Op(name="b", outputs=[3]),
+        Op(name="c", inputs=["a", "b"], outputs=[Output(1, keep=True)]),
+        Op(name="d", outputs=[7]),
+        Op(name="e", inputs=["d"], outputs=[Output(1, keep=True)]),
+    ]
+    # cpu:1 is busy with b until 200. Simulated, `a` has gone there before d makes 7 bytes on cpu:0.
+    world = tiny.problem(ops, {"a": 10, "b": 200, "c": 10, "d": 100, "e": 10}, cores())
+    timeline = simulate(world, Candidate([0, 1, 1, 0, 0]))
+    assert timeline.peak_bytes.tolist() == [57, 54]
+    assert replayed_peaks(timeline).tolist() == [58, 54]
+
+
+# Fitting.
+
+
+def test_calibration_recovers_planted_constants():
+    _, samples = planted()
+    found = fit_constants(samples)
+    assert found.kinds["cpu"].op_factor == pytest.approx(1.2, rel=0.03)
+    assert found.kinds["cpu"].op_overhead_s == pytest.approx(15e-6, rel=0.15)
+    assert found.transfer_overhead_s == pytest.approx(60e-6, rel=0.15)
+    errors = [sample.replay.time_s(found) / sample.measured_s - 1 for sample in samples]
+    assert np.abs(errors).max() < 0.02
+
+
+def test_a_wild_measurement_does_not_spoil_the_fit():
+    _, samples = planted()
+    wild = samples[3]
+    spoilt = [*samples[:3], Sample(wild.model, wild.replay, 5 * wild.measured_s), *samples[4:]]
+    assert fit_constants(spoilt).kinds["cpu"].op_factor == pytest.approx(1.2, rel=0.1)
+
+
+def test_residuals_are_split_into_what_plans_and_what_models_have():
+    _, samples = planted()
+    random = np.random.default_rng(0)
+    shift = {"tiny-gpt2": 0.1, "tiny-nmt": -0.1}
+    noisy = [
+        Sample(s.model, s.replay, s.measured_s * math.exp(shift[s.model] + random.normal(0, 0.03)))
+        for s in samples
+    ]
+    found = calibrate(noisy, ["a core"])
+    assert found.num_models == 2
+    assert len(found.residuals) == len(samples)
+    assert found.within_sd < 0.08
+    assert list(found.residuals) == sorted(found.residuals)
+
+
+def test_too_few_plans_are_refused():
+    _, samples = planted()
+    with pytest.raises(InputError, match="1 plan is too few"):
+        calibrate(samples[:1], [])
+    with pytest.raises(InputError, match="no plan"):
+        fit_constants([])
+    with pytest.raises(InputError, match="no plan"):
+        agreement([], [])
+
+
+# How sure predictions are.
+
+
+@pytest.mark.parametrize("size", [20, 60, 200])
+def test_intervals_cover_nine_of_ten(size):
+    random = np.random.default_rng(size)
+    inside = total = 0
+    for _ in range(400):
+        # heavy tails, and no symmetry
+        draws = np.exp(random.normal(size=size + 5)) * 0.05 + random.standard_t(4, size + 5) * 0.05
+        found = made_up(draws[:size].tolist())
+        inside += covered([1.0] * 5, np.exp(draws[size:]).tolist(), found)
+        total += 5
+    assert 0.88 <= inside / total <= 0.96
+
+
+def test_interval_ends_are_order_statistics():
+    residuals = [k / 100 for k in range(1, 40)]  # 39: the 2nd from each end
+    assert conformal_ends(residuals) == (0.02, 0.38)
+    assert conformal_ends([0.3, 0.1]) == (0.1, 0.3)
+    found = interval(2.0, made_up((-0.1, 0.2)))
+    assert (found.low_s, found.high_s) == pytest.approx((2 * math.exp(-0.1), 2 * math.exp(0.2)))
+    with pytest.raises(InputError, match="no residual"):
+        conformal_ends([])
+
+
+def test_the_probability_to_be_faster_follows_the_error_within_a_model():
+    found = made_up(within_sd=0.1, between_sd=5.0)  # what models have in common does not count
+    assert probability_faster(1.0, 1.0, found) == 0.5
+    assert probability_faster(1.0, math.exp(0.1 * math.sqrt(2)), found) == pytest.approx(
+        0.8413, abs=1e-4
+    )
+    one, other = probability_faster(1.0, 1.05, found), probability_faster(1.05, 1.0, found)
+    assert one + other == pytest.approx(1)
+    assert one > 0.5
+
+
+def test_probabilities_are_right_on_synthetic_plans():
+    random, found = np.random.default_rng(1), made_up(within_sd=0.1)
+    predicted = np.exp(random.normal(0, 0.15, (4000, 2)))
+    measured = predicted * np.exp(random.normal(0, 0.1, (4000, 2)))
+    likely = np.array([probability_faster(a, b, found) for a, b in predicted])
+    is_faster = measured[:, 0] < measured[:, 1]
+    for low in (0.1, 0.3, 0.5, 0.7, 0.9):
+        near = np.abs(likely - low) < 0.1
+        assert abs(is_faster[near].mean() - likely[near].mean()) < 0.06
+
+
+# Agreement.
+
+
+def test_agreement_is_what_scipy_says():
+    random = np.random.default_rng(0)
+    measured = random.uniform(1, 3, 30)
+    predicted = measured * np.exp(random.normal(0, 0.2, 30))
+    found = agreement(predicted, measured)
+    near = measured <= 1.5 * measured.min()
+    assert found.spearman == pytest.approx(stats.spearmanr(predicted, measured).statistic)
+    assert found.kendall == pytest.approx(
+        stats.kendalltau(predicted[near], measured[near]).statistic
+    )
+    assert found.num_near == near.sum()
+    assert found.median_error == pytest.approx(np.median(np.abs(predicted / measured - 1)))
+    assert found.worst_error == pytest.approx(np.abs(predicted / measured - 1).max())
+
+
+def test_too_few_or_equal_times_have_no_correlation():
+    assert agreement([1.0, 2.0], [1.0, 2.0]).spearman is None
+    assert agreement([1.0, 1.0, 1.0], [1.0, 2.0, 3.0]).spearman is None
+
+
+def test_peaks_are_compared_where_most_is_held():
+    assert peak_error({"cpu:0": 90, "cpu:1": 5}, {"cpu:0": 100, "cpu:1": 1}) == pytest.approx(0.1)
+    assert peak_error({"cpu:0": 90}, {"cpu:0": None}) is None
+
+
+# Plans.
+
+
+def test_plans_are_of_all_kinds_different_and_half_of_them_for_fitting():
+    problem = real_problem()
+    plans = draw_plans(problem, 18, 3)
+    assert len(plans) == len({to_text(plan.placement) for plan in plans}) == 18
+    assert len({plan.kind for plan in plans}) == 6
+    assert len({plan.name for plan in plans}) == 18
+    assert 8 <= sum(plan.part == "fit" for plan in plans) <= 10
+    again = draw_plans(problem, 18, 3)
+    assert [(p.name, p.part, to_text(p.placement)) for p in plans] == [
+        (p.name, p.part, to_text(p.placement)) for p in again
+    ]
+    for plan in plans:
+        problem.check(plan.placement)
+
+
+def test_fewer_plans_than_four_are_refused():
+    with pytest.raises(InputError, match="3 plans are too few"):
+        draw_plans(diamond_on_cores(), 3)
+
+
+def test_a_tiny_problem_has_fewer_plans_than_asked_for():
+    assert 4 <= len(draw_plans(diamond_on_cores(), 200)) <= 16
+
+
+# The folder, tables and pictures.
+
+
+def record(plan="p", **more):
+    fields = {
+        "model": "m",
+        "plan": plan,
+        "kind": "split",
+        "part": "fit",
+        "placement": "0101",
+        "simulated_s": 1.0,
+        "simulated_bytes": {"cpu:0": 10},
+        "measured_s": 1.1,
+        "machine": "a CPU",
+        "placewright": "0",
+        "torch": "2",
+    }
+    return Record(**{**fields, **more})
+
+
+def test_records_come_back_and_the_later_one_counts(tmp_path):
+    book = FidelityBook(tmp_path / "new")
+    book.open()
+    for each in (record("p"), record("q"), record("p", measured_s=2.0)):
+        book.append(each)
+    found = book.read()
+    assert [*found] == [("m", "p"), ("m", "q")]
+    assert found["m", "p"].measured_s == 2.0
+    assert to_placement("0a1").tolist() == [0, 10, 1]
+    with book.path.open("ab") as file:
+        file.write(b"{}\n")
+    with pytest.raises(InputError, match=r"Line 4 of .*no plan"):
+        book.read()
+
+
+def filled_book(folder, num_plans=16):
+    """A bench that was run on a machine of planted constants, one failed plan among them."""
+    constants, _ = planted()
+    book, random = FidelityBook(folder), np.random.default_rng(0)
+    book.open()
+    for model in ("tiny-gpt2", "tiny-nmt"):
+        problem = real_problem(model)
+        problem.cluster.save(book.cluster_path)
+        book.save_problem(model, problem)
+        for k, plan in enumerate(draw_plans(problem, num_plans)):
+            line = simulate(problem, Candidate(plan.placement))
+            measured_s = Replay.of(line).time_s(constants) * math.exp(random.normal(0, 0.03))
+            names = problem.cluster.device_names
+            peaks = dict(zip(names, line.peak_bytes.tolist(), strict=True))
+            fields = {"model": model, "kind": plan.kind, "part": plan.part}
+            fields |= {"placement": to_text(plan.placement), "simulated_s": line.makespan_s}
+            fields |= {"simulated_bytes": peaks, "measured_bytes": peaks, "reference_s": 1.0}
+            book.append(record(plan.name, measured_s=measured_s, **fields))
+            if k == 0:
+                failed = {"measured_s": None, "failure": "memory", "reason": "It had too little."}
+                book.append(record("broken", **{**fields, **failed}))
+    return book
+
+
+def test_tables_tell_of_every_model_and_calibration_helps(tmp_path):
+    book = filled_book(tmp_path)
+    found = read_fidelity(book)
+    times, peaks, constants = make_tables(found)
+    assert [row[0] for row in times.rows] == ["tiny-gpt2", "", "tiny-nmt", ""]
+    assert [row[2] for row in peaks.rows] == ["0.0%", "0.0%"]
+    assert any("Failed: tiny-nmt, broken: It had too little." in note for note in times.notes)
+    for raw, fitted in zip(times.rows[::2], times.rows[1::2], strict=True):
+        assert float(fitted[4].rstrip("%")) < float(raw[4].rstrip("%"))
+        assert float(fitted[4].rstrip("%")) < 10
+    assert dict(constants.rows)["op times on cpu, times"].startswith("1.")
+    assert len(make_panels(found)) == 2
+
+
+def test_pictures_are_equal_to_the_byte(tmp_path):
+    panel = Panel("m$1", (0.01, 0.02, 0.5), (0.012, 0.019, 0.6), (True, False, True), (0.9, 1.2))
+    draw_scatter([panel] * 4, tmp_path / "a.svg")
+    draw_scatter([panel] * 4, tmp_path / "b.svg")
+    data = (tmp_path / "a.svg").read_bytes()
+    assert data == (tmp_path / "b.svg").read_bytes()
+    assert b"m$1" in data
+    with pytest.raises(InputError, match="nothing to draw"):
+        draw_scatter([], tmp_path / "c.svg")
+
+
+def test_a_bench_that_was_run_is_shown_again(tmp_path):
+    filled_book(tmp_path / "out")
+    page = tmp_path / "page.md"
+    (tmp_path / "images").mkdir()
+    page.write_text("Before.\n\n<!-- fidelity -->\n<!-- /fidelity -->\n\nAfter.\n")
+    done = CliRunner().invoke(
+        app,
+        ["bench", "fidelity", "--render-only", "--out", str(tmp_path / "out"), "--markdown", page],
+    )
+    assert done.exit_code == 0, done.output
+    assert "| tiny-gpt2 |" in page.read_text()
+    assert page.read_text().startswith("Before.")
+    assert (tmp_path / "out" / "fidelity-raw.svg").exists()
+    assert (tmp_path / "images" / "fidelity-raw.svg").exists()
+    assert (tmp_path / "out" / "fidelity-calibrated.svg").exists()
+
+
+def test_options_of_other_benches_are_refused(tmp_path):
+    refused = CliRunner().invoke(app, ["bench", "fidelity", "--budget", "1s"])
+    assert refused.exit_code == 2
+    assert "`bench fidelity` has no `--budget`" in refused.output
+    refused = CliRunner().invoke(app, ["bench", "table1", "--plans", "5", "--out", str(tmp_path)])
+    assert refused.exit_code == 2
+    assert "`--plans` is for `bench fidelity`" in refused.output
+
+
+def test_nothing_measured_is_said_so(tmp_path):
+    book = FidelityBook(tmp_path)
+    book.open()
+    with pytest.raises(InputError, match="0 plans to fit"):
+        read_fidelity(book)
+
+
+def test_models_are_named_so_that_they_can_be_loaded():
+    assert runnable("tiny-nmt") == "tiny-nmt"
+    assert runnable("gpt2_training").endswith("fidelity_models.py:gpt2_training")
+    assert set(QUICK_MODELS) <= set(MODELS)
+    assert FidelityChoice(is_quick=True).chosen_models == QUICK_MODELS
+    assert FidelityChoice(models=["a", "a"]).chosen_models == ("a",)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", MODELS)
+def test_every_model_can_be_captured(model):
+    pytest.importorskip("torch")
+    graph = load_model(runnable(model))
+    assert graph.num_ops > 20
+    has_updates = "update" in graph.op_phases
+    assert has_updates == model.endswith("training")
+
+
+# The file of a calibration.
+
+
+def test_a_calibration_is_kept_for_its_devices(tmp_path, monkeypatch):
+    monkeypatch.setenv("PLACEWRIGHT_CACHE", str(tmp_path))
+    monkeypatch.setattr(
+        calibrating, "device_keys", lambda names, kinds, models: ("x",) * len(names)
+    )
+    found = made_up()
+    assert calibrating.read_calibration(cores()) is None
+    path = calibrating.save_calibration(found, cores())
+    assert path.parent == tmp_path / "op-times"
+    assert calibrating.read_calibration(cores()) == found
+    assert calibrating.read_calibration(cores(3)) is None
+    path.write_text("{}")
+    with pytest.raises(InputError, match="expected 'placewright-calibration'"):
+        calibrating.read_calibration(cores())
+
+
+def test_a_calibration_of_fewer_plans_does_not_replace_one_of_more(tmp_path, monkeypatch):
+    monkeypatch.setenv("PLACEWRIGHT_CACHE", str(tmp_path))
+    monkeypatch.setattr(calibrating, "device_keys", lambda names, *_: ("x",) * len(names))
+    assert "is kept in" in _keep(made_up((0.1, 0.2)), cores())
+    assert "of 2 plans stays; this one is of 1" in _keep(made_up((0.3,)), cores())
+    assert calibrating.read_calibration(cores()).residuals == (0.1, 0.2)
+
+
+def test_unknown_devices_have_no_calibration(tmp_path, monkeypatch):
+    monkeypatch.setenv("PLACEWRIGHT_CACHE", str(tmp_path))
+    assert calibrating.save_calibration(made_up(), cores()) is None
+    assert calibrating.calibrated_devices(cores()) == ("cpu:0", "cpu:1")
+
+
+def test_compare_says_how_likely_the_best_is_faster():
+    found = made_up(constants=planted()[0], within_sd=0.1)
+    rows = compare_placers(real_problem(), ["cpu-only", "heft"], "50 samples", calibration=found)
+    best, other = rows
+    assert best.best_is_faster is None
+    assert other.best_is_faster == pytest.approx(
+        probability_faster(best.predicted_s, other.predicted_s, found)
+    )
+    (words,) = describe_chances(rows)
+    assert f"{best.placer} (" in words
+    assert f"{other.best_is_faster:.0%}" in words
+    assert describe_chances(compare_placers(real_problem(), ["cpu-only"])) == []
+    loads = compare_placers(real_problem(), ["heft"], objective="throughput", calibration=found)
+    assert loads[0].predicted_s is None
+
+
+# On this machine.
+
+
+@pytest.mark.slow
+def test_a_quick_bench_measures_four_plans_and_goes_on_where_it_was(tmp_path, monkeypatch):
+    pytest.importorskip("torch")
+    from placewright.execute.devices import list_devices
+
+    if sum(device.name.startswith("cpu:") for device in list_devices()) < 2:
+        pytest.skip("needs two cores")
+    monkeypatch.setenv("PLACEWRIGHT_CACHE", str(tmp_path / "cache"))
+    cluster = tmp_path / "cores.toml"
+    from placewright.execute.op_times import processor_model
+
+    machine = two_cores(processor_model())
+    machine.save(cluster)
+    options = ["--quick", "--models", "tiny-gpt2", "--plans", "4", "--out", tmp_path / "out"]
+    options += ["--cluster", cluster]
+    done = CliRunner().invoke(app, ["bench", "fidelity", *map(str, options)])
+    assert done.exit_code == 0, done.output
+    book = FidelityBook(tmp_path / "out")
+    first = book.path.read_bytes()
+    found = [*book.read().values()]
+    assert len(found) == 4
+    assert all(each.measured_s > 0 for each in found)
+    assert {each.part for each in found} == {"fit", "test"}
+    assert "Calibration" in done.output
+    again = CliRunner().invoke(app, ["bench", "fidelity", *map(str, options)])
+    assert again.exit_code == 0, again.output
+    assert book.path.read_bytes() == first
+    assert calibrating.read_calibration(Cluster.load(book.cluster_path)) is not None
+
+
+def two_cores(model):
+    import dataclasses
+
+    world = make_cluster(("cpu", "cpu"), latency_ps=5e6, bytes_per_ps=5e-3, memory=2**33)
+    return dataclasses.replace(world, device_models=(model, model))
