@@ -373,8 +373,23 @@ def test_a_lane_stays_on_its_core_with_one_thread():
     lane = Lane(find_device("cpu:1"))
     assert lane.submit(lambda: os.sched_getaffinity(0)).result() == {cores[1]}
     assert lane.submit(torch.get_num_threads).result() == 1
-    lane.close()
+    whole = Lane(find_device("cpu"))
+    assert whole.submit(torch.get_num_threads).result() == len(cores)
+    for each in (lane, whole):
+        each.close()
     assert sorted(os.sched_getaffinity(0)) == cores
+    assert torch.get_num_threads() == 1  # as this test has set it
+
+
+def test_threads_to_come_have_the_callers_setting():
+    torch.set_num_threads(2)
+    lane = Lane(find_device("cpu:0"))
+    found = []
+    other = threading.Thread(target=lambda: found.append(torch.get_num_threads()))
+    other.start()
+    other.join()
+    lane.close()
+    assert found == [2]
 
 
 def test_a_processor_and_its_cores_are_not_mixed():

@@ -106,7 +106,7 @@ class Lane:
     """
     A thread that does one thing after the other for a device, on that device's cores only.
 
-    Ops of a core's own device use one thread each, those of ``cpu`` as many as PyTorch would. The
+    Ops of a core's own device use one thread each, those of ``cpu`` as many as it has cores. The
     setting is this thread's own; that of others stays. What tensors on the CPU leave behind is kept
     by the process, for the next ones (`placewright.execute.allocation`).
     """
@@ -114,11 +114,15 @@ class Lane:
     def __init__(self, device: RealDevice) -> None:
         if device.kind == "cpu":
             keep_memory()
+        self._settled: Future[None] = Future()
         self._work: SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = SimpleQueue()
         self._thread = threading.Thread(
             target=self._run, args=(device,), name=f"placewright {device.name}", daemon=True
         )
+        before = torch.get_num_threads()
         self._thread.start()
+        self._settled.result()
+        torch.set_num_threads(before)  # a thread's setting is also that of threads to come
 
     def submit(self, task: Callable[[], Any]) -> Future[Any]:
         """Have something done after all that was asked for before."""
@@ -132,7 +136,12 @@ class Lane:
         self._thread.join()
 
     def _run(self, device: RealDevice) -> None:
-        settle(device)
+        try:
+            settle(device)
+        except BaseException as error:
+            self._settled.set_exception(error)
+            raise
+        self._settled.set_result(None)
         while (item := self._work.get()) is not None:
             task, future = item
             try:
@@ -149,9 +158,6 @@ def settle(device: RealDevice) -> None:
         return
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, device.cores)  # of this thread
-    count = len(device.cores)
-    if count == 1:
-        # A thread's first look at the number of threads sets it to everyone's: look, then set.
-        torch.set_num_threads(1)
-        torch.get_num_threads()
-        torch.set_num_threads(1)
+    # A thread's first look at the number of threads sets it to everyone's: look, then set.
+    torch.get_num_threads()
+    torch.set_num_threads(len(device.cores))
