@@ -222,3 +222,26 @@ def _replace(target: Path, data: bytes) -> None:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
+
+
+def append_line(path: str | Path, line: bytes) -> None:
+    """
+    Append a line to a file: all of it, or nothing.
+
+    Raises
+    ------
+    InputError
+        The disk is full, or the file cannot be written to.
+    """
+    line += b"\n"
+    try:
+        file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        try:
+            size = os.fstat(file).st_size
+            if os.write(file, line) < len(line):
+                os.ftruncate(file, size)
+                raise OSError(28, "No space left on device")
+        finally:
+            os.close(file)
+    except OSError as error:
+        raise InputError(f"`{path}` cannot be written: {error.strerror}.") from None

@@ -8,7 +8,6 @@ one cell a line, appended whole, so that a bench that is stopped goes on where i
 from __future__ import annotations
 
 import json
-import os
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
@@ -174,15 +173,4 @@ class Book:
         InputError
             The disk is full, or the file cannot be written to any more.
         """
-        line = msgspec.json.encode(outcome) + b"\n"
-        try:
-            file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-            try:
-                size = os.fstat(file).st_size
-                if os.write(file, line) < len(line):
-                    os.ftruncate(file, size)
-                    raise OSError(28, "No space left on device")
-            finally:
-                os.close(file)
-        except OSError as error:
-            raise InputError(f"`{self.path}` cannot be written: {error.strerror}.") from None
+        files.append_line(self.path, msgspec.json.encode(outcome))

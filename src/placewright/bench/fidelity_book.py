@@ -9,7 +9,6 @@ so that tables can be made again without PyTorch, whatever is profiled later.
 from __future__ import annotations
 
 import io
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -126,18 +125,7 @@ class FidelityBook:
         InputError
             It cannot be written.
         """
-        line = msgspec.json.encode(record) + b"\n"
-        try:
-            file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-            try:
-                size = os.fstat(file).st_size
-                if os.write(file, line) < len(line):
-                    os.ftruncate(file, size)
-                    raise OSError(28, "No space left on device")
-            finally:
-                os.close(file)
-        except OSError as error:
-            raise InputError(f"`{self.path}` cannot be written: {error.strerror}.") from None
+        files.append_line(self.path, msgspec.json.encode(record))
 
     def has_problem(self, model: str) -> bool:
         """Tell whether a model has been captured and profiled."""
