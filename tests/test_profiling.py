@@ -148,7 +148,7 @@ def test_every_op_of_a_tiny_model_can_be_timed(name):
 def test_an_op_by_itself_makes_what_it_makes_in_its_step(name):
     captured = load_capture(name)
     solos, graph = Solos(captured), captured.graph
-    nodes = {node.name: node for node in captured._tape.graph.nodes}
+    nodes = {node.name: node for node in captured.tape.graph.nodes}
     with torch.no_grad():
         for op in solos.distinct().values():
             solo = solos.build(op, CORE[0])
@@ -215,7 +215,7 @@ def test_indices_are_in_range():
     inputs = (words, torch.zeros(2, 5, 4, dtype=torch.int64), torch.zeros(1, 2, 6, 6))
     step = capture(Indexing(), inputs, train=True)
     bounds = {}
-    for node in step._tape.graph.nodes:
+    for node in step.tape.graph.nodes:
         if node.op == "call_function" and hasattr(node.target, "_schema"):
             for _, (bound, _) in find_indices(node):
                 bounds.setdefault(node.target._schema.name.partition("::")[2], set()).add(bound)

@@ -109,7 +109,7 @@ def _fed_devices(model: Model, job: Job) -> list[str]:
         devices = [job.device_names[d] for d in job.placement]
     ops = capture.graph.tensor_op.tolist()
     homes = {label: devices[ops[t]] for t, label in enumerate(capture.tensor_nodes)}
-    return [homes[e.value.node.name] for e in capture._entries if e.kind == "input"]
+    return [homes[e.value.node.name] for e in capture.entries if e.kind == "input"]
 
 
 @contextlib.contextmanager

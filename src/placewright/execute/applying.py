@@ -274,7 +274,7 @@ def _input_nodes(step: Capture) -> tuple[str, ...]:
     """List the inputs of the module, without the targets of the loss."""
     return tuple(
         entry.value.node.name
-        for entry in step._entries
+        for entry in step.entries
         if entry.kind == "input" and entry.name.startswith("input.")
     )
 
@@ -283,8 +283,8 @@ class _Links:
     """Which ops a value depends on."""
 
     def __init__(self, step: Capture) -> None:
-        graph, tape = step.graph, step._tape
-        there = [entry.value for entry in step._entries]
+        graph, tape = step.graph, step.tape
+        there = [entry.value for entry in step.entries]
         made = [value for call in tape.calls for value in call.makes]
         self.values = {value.node.name: value for value in (*there, *made)}
         self.maker: dict[Any, int] = {}  # the last op that makes or overwrites a storage
@@ -298,8 +298,8 @@ class _Links:
             if step.tensor_nodes[tensor]:
                 self.reads[op].append(tensor)
         self.tensor_op = graph.tensor_op.tolist()
-        self.inputs = {e.value.node.name for e in step._entries if e.kind == "input"}
-        buffers = {e.value.storage for e in step._entries if e.kind == "buffer"}
+        self.inputs = {e.value.node.name for e in step.entries if e.kind == "input"}
+        buffers = {e.value.storage for e in step.entries if e.kind == "buffer"}
         op_of = {name: op for op, names in enumerate(step.op_nodes) for name in names}
         self.assigning = [
             op_of[call.node.name]

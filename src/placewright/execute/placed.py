@@ -127,7 +127,7 @@ def sequence_of(timeline: Timeline) -> list[Started]:
 
 def whole_step(capture: Capture, gives_gradients: bool = False) -> Parts:
     """Run all of a step: the inputs are fed; the loss, if there is one, and outputs come back."""
-    fed = tuple(e.value.node.name for e in capture._entries if e.kind == "input")
+    fed = tuple(e.value.node.name for e in capture.entries if e.kind == "input")
     cut = capture.cut
     wanted = ([] if cut.loss is None else [cut.loss]) + [*cut.outputs]
     if gives_gradients:
@@ -185,7 +185,7 @@ def _settle(
     """Put parameters, buffers, state and constants where they stay; give them by node."""
     known = dict(named_tensors(module, "param")) | dict(named_tensors(module, "buffer"))
     placed: dict[str, Tensor] = {}
-    for entry in capture._entries:
+    for entry in capture.entries:
         node = entry.value.node.name
         if entry.kind == "input" or node not in homes:
             continue
@@ -205,5 +205,5 @@ def _settle(
 
 
 def _constant(capture: Capture, node: str) -> Tensor:
-    tensor, _ = capture._tape.constants[node]
+    tensor, _ = capture.tape.constants[node]
     return tensor

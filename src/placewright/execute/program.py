@@ -148,14 +148,14 @@ class _Compiler:
 
     def __post_init__(self) -> None:
         capture, graph = self.capture, self.capture.graph
-        tape = capture._tape
+        tape = capture.tape
         self.nodes = {node.name: node for node in tape.graph.nodes}
         self.calls: dict[str, Call] = {call.node.name: call for call in tape.calls}
-        there = [entry.value for entry in capture._entries]
+        there = [entry.value for entry in capture.entries]
         there += [value for _, value in tape.constants.values()]
         made = [value for call in tape.calls for value in call.makes]
         self.values: dict[str, Value] = {value.node.name: value for value in (*there, *made)}
-        self.inputs = {e.value.node.name for e in capture._entries if e.kind == "input"}
+        self.inputs = {e.value.node.name for e in capture.entries if e.kind == "input"}
         self.fed = {name: k for names in self.parts.fed for k, name in enumerate(names)}
         self.lane_of = lanes_of(self.devices)
         self.lines: list[dict[int, list[_Line]]] = [defaultdict(list) for _ in self.parts.ops]

@@ -141,10 +141,10 @@ class Solos:
 
     def __init__(self, capture: Capture) -> None:
         self.capture = capture
-        tape = capture._tape
+        tape = capture.tape
         self._nodes = {node.name: node for node in tape.graph.nodes}
         self._calls = {call.node.name: call for call in tape.calls}
-        entries = [entry.value for entry in capture._entries]
+        entries = [entry.value for entry in capture.entries]
         made = [value for call in tape.calls for value in call.makes]
         self._values = {value.node.name: value for value in (*entries, *made)}
         graph = capture.graph

@@ -85,8 +85,8 @@ class Capture:
     tensor_nodes: tuple[str, ...]  # [T] the node whose result a tensor is; "" for control
     num_traced: int  # aten calls seen, free ones included
     returned: Returned
-    _entries: tuple[Entry, ...]
-    _tape: Tape
+    entries: tuple[Entry, ...]  # tensors that are there before the step
+    tape: Tape  # every call that was recorded
 
     def __iter__(self) -> Iterator[Any]:
         """Unpack as ``graph, module = capture(...)``."""
@@ -95,8 +95,8 @@ class Capture:
     @cached_property
     def module(self) -> fx.GraphModule:
         """Build the step as a module; done when first asked for, as large steps take a while."""
-        constants = {name: tensor for name, (tensor, _) in self._tape.constants.items()}
-        return fx.GraphModule(constants, self._tape.graph)
+        constants = {name: tensor for name, (tensor, _) in self.tape.constants.items()}
+        return fx.GraphModule(constants, self.tape.graph)
 
     def bind(
         self,
@@ -109,7 +109,7 @@ class Capture:
         tensors = dict(named_tensors(module, "param")) | dict(named_tensors(module, "buffer"))
         fed = iter(leaves_of(inputs) + leaves_of(kwargs or {}) + leaves_of(targets))
         made = []
-        for entry in self._entries:
+        for entry in self.entries:
             if entry.kind == "input":
                 made.append(next(fed))
             elif entry.kind == "state":
@@ -381,8 +381,8 @@ class _Step:
                 self.result,
                 {id(t): recorder.value_of(t).node.name for t in leaves_of(self.result)},
             ),
-            _entries=tuple(self.entries),
-            _tape=tape,
+            entries=tuple(self.entries),
+            tape=tape,
         )
 
 
