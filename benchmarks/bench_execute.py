@@ -9,6 +9,7 @@ two cores against one, as simulated and as measured. Steps alternate; figures ar
 from __future__ import annotations
 
 import copy
+import functools
 import os
 import statistics
 import tempfile
@@ -32,7 +33,7 @@ from placewright.execute.placed import PlacedStep
 from placewright.zoo.resnet import ResNet
 from placewright.zoo.transformers import Gpt2
 
-STEPS, WARM_UP = 11, 2
+STEPS, WARM_UP = 11, 4
 
 
 def run() -> list[Figure]:
@@ -94,7 +95,11 @@ def _alternate(*steps: Callable[[], Any]) -> list[float]:
 
 def _against_eager(name: str) -> list[Figure]:
     models = _models(is_large=name.startswith("cuda"))
-    return [_one_device(name, label, *model) for label, model in models.items()]
+    figures = [_one_device(name, label, *model) for label, model in models.items()]
+    if name.startswith("cuda"):
+        small = _models(is_large=False)["GPT-2"]
+        figures.append(_one_device(name, "GPT-2 on few words", *small))
+    return [figure for each in figures for figure in each]
 
 
 def _one_device(
@@ -103,7 +108,7 @@ def _one_device(
     module: nn.Module,
     inputs: tuple[Tensor, ...],
     targets: tuple[Tensor, ...],
-) -> Figure:
+) -> list[Figure]:
     device = find_device(name)
     plain = copy.deepcopy(module).to(device.torch_device)
     step = pw.capture(
@@ -111,7 +116,10 @@ def _one_device(
     )
     problem = pw.Problem(step.graph, _cluster(name))
     timeline = pw.simulate(problem, np.zeros(problem.num_ops, dtype=np.int64))
-    placed = PlacedStep.of_timeline(step, module, timeline)
+    styles = [{"graphs": True}] + ([{"graphs": False}] if device.kind == "cuda" else [])
+    every = [
+        PlacedStep.of_timeline(step, copy.deepcopy(module), timeline, **style) for style in styles
+    ]
     optimizer = torch.optim.SGD(plain.parameters(), lr=0.01, momentum=0.9, fused=True)
     x = [each.to(device.torch_device) for each in inputs]
     y = [each.to(device.torch_device) for each in targets]
@@ -124,13 +132,16 @@ def _one_device(
             torch.cuda.synchronize()
 
     lane = Lane(device)  # eager PyTorch on the same core
-    eager_s, placed_s = _alternate(
-        lambda: lane.submit(eager).result(), lambda: placed.run([*x, *y])
-    )
-    lane.close()
-    placed.close()
-    words = f"{label} on {name}: a plan over eager PyTorch ({eager_s * 1e3:.0f} ms)"
-    return Figure(words, placed_s / eager_s, "x", 1.05, at_most=True)
+    runs = [functools.partial(placed.run, [*x, *y]) for placed in every]
+    eager_s, *placed_s = _alternate(lambda: lane.submit(eager).result(), *runs)
+    for each in (lane, *every):
+        each.close()
+    words = f"{label} on {name}: a plan over eager PyTorch ({eager_s * 1e3:.1f} ms)"
+    figures = [Figure(words, placed_s[0] / eager_s, "x", 1.05, at_most=True)]
+    if len(every) > 1:
+        plain = f"{label} on {name}: the same without CUDA graphs"
+        figures.append(Figure(plain, placed_s[1] / eager_s, "x"))
+    return figures
 
 
 class _Branches(nn.Module):

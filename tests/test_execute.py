@@ -97,6 +97,16 @@ def step_of(name):
     return given.pop("module"), given.pop("inputs"), given
 
 
+def sharp_step_of(name):
+    """A tiny workload in double precision where a GPU can, and how far rounding may go."""
+    module, inputs, given = step_of(name)
+    if name not in ("tiny-inception", "tiny-resnet", "tiny-nasnet", "tiny-rnnlm", "tiny-nmt"):
+        return module, inputs, given, 2e-3
+    # Batch norm over so few values makes a large difference of the last bit.
+    inputs = tuple(x.double() if x.is_floating_point() else x for x in inputs)
+    return module.double(), inputs, given, 1e-6
+
+
 # --- Whole steps. ---
 
 
@@ -481,7 +491,7 @@ def test_ctrl_c_ends_a_step_without_leaving_threads_behind(tmp_path):
 def test_any_placement_on_cpu_and_gpu_gives_the_same_up_to_rounding(name, tmp_path):
     (tmp_path / "box.toml").write_text(BOX.format(names=["cpu"], more=GPU))
     box = pw.Cluster.load(tmp_path / "box.toml")
-    module, inputs, given = step_of(name)
+    module, inputs, given, tolerance = sharp_step_of(name)
     step = pw.capture(module, inputs, **given)
     plain = copy.deepcopy(module)
     loss, outputs, gradients = step.module(*step.bind(plain, inputs, given["targets"]))
@@ -496,4 +506,4 @@ def test_any_placement_on_cpu_and_gpu_gives_the_same_up_to_rounding(name, tmp_pa
         placed.close()
         for x, y in zip(found, expected, strict=True):
             scale = max(float(y.abs().max()), 1e-3) if y.is_floating_point() else 1.0
-            assert float((x.cpu() - y).abs().max()) <= 2e-3 * scale
+            assert float((x.cpu() - y).abs().max()) <= tolerance * scale

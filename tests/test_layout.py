@@ -146,7 +146,8 @@ MAY_IMPORT = {
         "frontends.python_file", "frontends.torch", "zoo",
     },
     "execute": set(),
-    "execute.devices": {"errors", "execute.allocation"},
+    "execute._cores": set(),
+    "execute.devices": {"errors", "execute._cores", "execute.allocation"},
     "execute.kernels": set(),
     "execute._probe_cases": {"frontends._work"},
     "execute._probe_fit": {"cluster", "costs", "units"},
@@ -162,7 +163,7 @@ MAY_IMPORT = {
         "units",
     },
     "execute.op_times": {
-        "cluster", "costs", "errors", "files", "frontends._cache", "graph",
+        "cluster", "costs", "errors", "execute._cores", "files", "frontends._cache", "graph",
     },
     "execute.allocation": set(),
     "execute.issuing": {"execute.devices"},
@@ -172,18 +173,20 @@ MAY_IMPORT = {
         "frontends._recorder", "frontends._work", "frontends.torch",
     },
     "execute.op_bench": {
-        "errors", "execute._probe_memory", "execute.devices", "execute.issuing",
+        "errors", "execute._probe_memory", "execute.devices", "execute.graphs", "execute.issuing",
         "execute.op_times", "execute.solo", "units",
     },
     "execute.profiling": {
         "cluster", "costs", "errors", "execute._probe_memory", "execute.devices",
         "execute.op_bench", "execute.op_times", "execute.solo", "frontends.torch", "graph",
     },
+    "execute._source": set(),
+    "execute.graphs": set(),
     "execute.program": {
-        "execute.devices", "execute.kernels", "frontends._recorder", "frontends._work",
-        "frontends.torch",
+        "execute._source", "execute.devices", "execute.kernels", "frontends._recorder",
+        "frontends._work", "frontends.torch",
     },
-    "execute.runtime": {"execute.devices", "execute.program"},
+    "execute.runtime": {"execute.devices", "execute.graphs", "execute.program"},
     "execute.applying": {
         "errors", "execute.placed", "execute.program", "frontends._modules", "frontends.torch",
         "plan",
@@ -260,8 +263,12 @@ MAY_IMPORT = {
         "placers.run", "units",
     },
     "bench.fidelity_models": {"zoo.recipes"},
-    "bench.fidelity_plans": {"errors", "grouping.layers", "placing", "problem"},
-    "bench.fidelity_fit": {"errors", "execute.calibration", "execute.op_times"},
+    "bench.fidelity_plans": {
+        "errors", "graph", "grouping.layers", "placing", "problem", "simulator",
+    },
+    "bench.fidelity_fit": {
+        "bench.fidelity_plans", "errors", "execute.calibration", "execute.op_times",
+    },
     "bench.fidelity_book": {
         "bench.fidelity_plans", "cluster", "costs", "errors", "files", "graph", "problem",
     },
@@ -272,7 +279,8 @@ MAY_IMPORT = {
         "simulator", "timeline", "units",
     },
     "bench.fidelity_tables": {
-        "bench.fidelity_book", "bench.fidelity_fit", "bench.tables", "errors",
+        "bench.fidelity_book", "bench.fidelity_fit", "bench.fidelity_plans", "bench.tables",
+        "errors",
         "execute.calibration", "execute.replayed_peaks", "problem", "report.scatter", "simulator",
         "units",
     },

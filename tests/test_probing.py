@@ -22,6 +22,7 @@ from placewright.cluster import OP_FAMILIES, Cluster
 from placewright.costs import Costs, family_of
 from placewright.errors import InputError
 from placewright.execute import _probe_memory, _probe_timing, devices, probing
+from placewright.execute._cores import own_cores
 from placewright.execute._probe_cases import LADDERS, Inputs, work_of
 from placewright.execute._probe_fit import Sample, fit_device, fit_link
 from placewright.execute._probe_links import LinkFigures
@@ -137,9 +138,7 @@ def test_a_product_takes_about_as_long_as_the_cluster_says(machine):
 
 @has_no_gpu
 def test_without_a_gpu_the_cores_are_the_devices():
-    assert [d.name for d in probing._find(None)] == [
-        f"cpu:{k}" for k in range(len(devices.own_cores()))
-    ]
+    assert [d.name for d in probing._find(None)] == [f"cpu:{k}" for k in range(len(own_cores()))]
 
 
 def test_with_a_gpu_the_processor_and_the_gpus_are_the_devices(monkeypatch):

@@ -57,8 +57,8 @@ def profile(
     """
     with user_errors():
         from placewright.errors import InputError
-        from placewright.execute.devices import find_devices
-        from placewright.execute.profiling import compare_roofline, default_devices
+        from placewright.execute.devices import default_devices, find_devices
+        from placewright.execute.profiling import compare_roofline
         from placewright.execute.profiling import profile as time_ops
         from placewright.load import load_capture, load_cluster
         from placewright.report.profiles import describe_profile, show_profile

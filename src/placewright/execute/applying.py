@@ -33,6 +33,8 @@ def apply(
     targets: Any = (),
     optimizer: str | torch.optim.Optimizer | None = None,
     sums_at_end: bool = False,
+    graphs: bool = True,
+    compiles: bool = False,
 ) -> torch.nn.Module:
     """
     Give back a module that runs as planned: called as before, and trained as before.
@@ -51,6 +53,12 @@ def apply(
     inputs, kwargs, train, loss, targets, optimizer, sums_at_end
         What `placewright.capture` was given when the plan was made: the module is captured again,
         and must come to the same graph.
+    graphs
+        Whether adjacent ops of a GPU are replayed as CUDA graphs, from the third call on: for
+        inference only, with no op that draws random numbers on the GPU.
+    compiles
+        Whether PyTorch compiles adjacent ops of a device (`torch.compile`), on the first call.
+        That takes seconds to minutes, and rounds otherwise.
 
     Raises
     ------
@@ -68,7 +76,8 @@ def apply(
         optimizer=optimizer,
         sums_at_end=sums_at_end,
     )
-    placed = PlacedStep.of_plan(step, module, plan, module_parts(step))
+    parts = module_parts(step)
+    placed = PlacedStep.of_plan(step, module, plan, parts, graphs=graphs, compiles=compiles)
     return _wrap(module, placed, (inputs, kwargs or {}))
 
 
@@ -176,6 +185,8 @@ class TrainStep:
         The module that the plan was made for, with real weights.
     inputs, kwargs, loss, targets, optimizer, sums_at_end
         What `placewright.capture` was given, with ``train=True``, when the plan was made.
+    graphs, compiles
+        As for `apply`; here CUDA graphs are for training.
 
     Raises
     ------
@@ -195,6 +206,8 @@ class TrainStep:
         targets: Any = (),
         optimizer: str | torch.optim.Optimizer | None = None,
         sums_at_end: bool = False,
+        graphs: bool = True,
+        compiles: bool = False,
     ) -> None:
         step = capture(
             module,
@@ -206,7 +219,9 @@ class TrainStep:
             optimizer=optimizer,
             sums_at_end=sums_at_end,
         )
-        self._placed = PlacedStep.of_plan(step, module, plan, whole_step(step))
+        self._placed = PlacedStep.of_plan(
+            step, module, plan, whole_step(step), graphs=graphs, compiles=compiles
+        )
         self._inputs = _Inputs((_with(inputs, kwargs), {"targets": targets}))
         self.module = module
 

@@ -2,8 +2,8 @@
 The devices of this machine, and the threads that work for them.
 
 This module owns what a device's name means here: ``cuda:0`` is a GPU; ``cpu`` is the processor with
-all cores that this process may use; ``cpu:0``, ``cpu:1``, ... are its cores, one a device, each
-with one thread that stays on it.
+all cores that this process may use, but for one that works for GPUs beside it; ``cpu:0``,
+``cpu:1``, ... are its cores, one a device, each with one thread that stays on it.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ import re
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from queue import SimpleQueue
 from typing import Any
 
 from placewright.errors import InputError
+from placewright.execute._cores import own_cores, share_cores
 from placewright.execute.allocation import keep_memory
 
 try:
@@ -35,19 +36,12 @@ class RealDevice:
 
     name: str
     kind: str  # "cpu" or "cuda"
-    cores: tuple[int, ...]  # that its thread may use; empty for a GPU
+    cores: tuple[int, ...]  # that its thread may use; empty: any
 
     @property
     def torch_device(self) -> torch.device:
         """Give PyTorch's device that its tensors are on."""
         return torch.device(self.name if self.kind == "cuda" else "cpu")
-
-
-def own_cores() -> tuple[int, ...]:
-    """List the cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return tuple(sorted(os.sched_getaffinity(0)))
-    return tuple(range(os.cpu_count() or 1))
 
 
 def list_devices() -> tuple[RealDevice, ...]:
@@ -99,7 +93,17 @@ def find_devices(names: tuple[str, ...]) -> tuple[RealDevice, ...]:
         raise InputError(
             f"`cpu` is all cores, `{parts[0]}` one of them: a machine is one or the other."
         )
-    return found
+    if not whole:
+        return found
+    theirs, ours = share_cores(sum(d.kind == "cuda" for d in found))
+    return tuple(replace(d, cores=theirs if d.kind == "cpu" else ours) for d in found)
+
+
+def default_devices() -> tuple[RealDevice, ...]:
+    """Choose the devices that a plan for this machine would use: GPUs and ``cpu``, or cores."""
+    there = list_devices()
+    has_gpu = any(device.kind == "cuda" for device in there)
+    return find_devices(tuple(d.name for d in there if d.name.startswith("cpu:") != has_gpu))
 
 
 class Lane:
@@ -153,11 +157,11 @@ class Lane:
 
 def settle(device: RealDevice) -> None:
     """Make the calling thread one that works for a device."""
+    if device.cores and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, device.cores)  # of this thread
     if device.kind != "cpu":
         torch.cuda.set_device(device.torch_device)
         return
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, device.cores)  # of this thread
     # A thread's first look at the number of threads sets it to everyone's: look, then set.
     torch.get_num_threads()
     torch.set_num_threads(len(device.cores))

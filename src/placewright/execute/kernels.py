@@ -2,8 +2,9 @@
 What is called for an aten op on a kind of device.
 
 Steps are captured as a CPU would run them. Most ops have one name everywhere; this module owns the
-few that a GPU knows under another one, with the same arguments and results, so that the forward
-pass of an op may run on one kind of device and its backward pass on another.
+few that a GPU knows under another one, or has a faster kernel for, with the same arguments and
+results, so that the forward pass of an op may run on one kind of device and its backward pass on
+another.
 """
 
 from __future__ import annotations
@@ -30,6 +31,16 @@ def is_random(target: Any) -> bool:
     """Tell whether an aten op draws random numbers from a generator that it can be given."""
     takes = any(argument.name == "generator" for argument in target._schema.arguments)
     return takes and torch.Tag.nondeterministic_seeded in target.tags
+
+
+def overwrites_lists(target: Any) -> bool:
+    """Tell whether an aten op overwrites lists of tensors, as fused optimisers do."""
+    return any(
+        argument.alias_info is not None
+        and argument.alias_info.is_write
+        and isinstance(argument.type, torch.ListType)
+        for argument in target._schema.arguments
+    )
 
 
 def _attention(
@@ -65,7 +76,7 @@ def _attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     length = query.shape[2]
     missing = -length % _ROW
-    padded = torch.nn.functional.pad(logsumexp, (0, missing), value=float("inf"))
+    padded = torch.nn.functional.pad(logsumexp, (0, missing), value=float("inf")).contiguous()
     if attn_mask is not None:
         attn_mask = attn_mask.expand(*query.shape[:3], key.shape[2])
     seed = torch.zeros((), dtype=torch.int64, device=query.device)
@@ -76,7 +87,60 @@ def _attention_backward(
     return found[0], found[1], found[2]
 
 
+def _batch_norm(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    if not (training and _suits_cudnn(x, weight)):
+        found: tuple[Tensor, Tensor, Tensor] = aten.native_batch_norm.default(
+            x, weight, bias, running_mean, running_var, training, momentum, eps
+        )
+        return found
+    made = aten.cudnn_batch_norm.default(
+        x, weight, bias, running_mean, running_var, training, momentum, eps
+    )
+    return made[0], made[1], made[2]
+
+
+def _batch_norm_backward(
+    grad_out: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    save_mean: Tensor | None,
+    save_invstd: Tensor | None,
+    train: bool,
+    eps: float,
+    output_mask: list[bool],
+) -> tuple[Tensor, Tensor, Tensor]:
+    if not (train and _suits_cudnn(x, weight)):
+        found: tuple[Tensor, Tensor, Tensor] = aten.native_batch_norm_backward.default(
+            grad_out, x, weight, running_mean, running_var, save_mean, save_invstd, train, eps,
+            output_mask,
+        )  # fmt: skip
+        return found
+    nothing = torch.empty(0, dtype=torch.uint8, device=x.device)
+    made = aten.cudnn_batch_norm_backward.default(
+        x, grad_out, weight, running_mean, running_var, save_mean, save_invstd, eps, nothing
+    )
+    return made[0], made[1], made[2]
+
+
+def _suits_cudnn(x: Tensor, weight: Tensor | None) -> bool:
+    """Tell whether PyTorch would leave this batch norm to cuDNN, and nothing more is kept by it."""
+    return weight is not None and x.dim() > 2 and x.is_contiguous()
+
+
 _ON_CUDA: dict[Any, Callable[..., Any]] = {
     aten._scaled_dot_product_flash_attention_for_cpu.default: _attention,
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default: _attention_backward,
+    aten.native_batch_norm.default: _batch_norm,
+    aten.native_batch_norm_backward.default: _batch_norm_backward,
 }

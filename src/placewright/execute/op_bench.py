@@ -18,8 +18,9 @@ This module owns how an op is timed, so that its time is what it takes inside a 
   distance from it.
 * An op that is called again and again finds its own code in the caches, one in a step does not. The
   difference is about the same for every op and is kept once for the device (`issue_s`).
-* On a GPU, events time a batch of calls that were queued behind a pause, so that it never waits for
-  the host; `issue_s` is what the host takes to issue a call.
+* On a GPU, events time a batch of calls that was recorded and is replayed (a CUDA graph), as the
+  executor does it, so that it never waits for the host. Where that cannot be, they are queued
+  behind a pause. `issue_s` is what the host takes to issue a call.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ import torch
 from placewright.errors import InputError
 from placewright.execute._probe_memory import memory_of
 from placewright.execute.devices import Lane, RealDevice
+from placewright.execute.graphs import may_be_empty
 from placewright.execute.issuing import below_autograd, time_issue
 from placewright.execute.op_times import Timing
 from placewright.execute.solo import Solo, Solos
@@ -78,8 +80,10 @@ class OpBench:
         self._lane = Lane(self._device)
         self._others = [Lane(device) for device in others]
         self._cache_bytes = cache_bytes(self._device)
+        self._sample_s = effort.sample_s
         if self._device.kind == "cuda":
-            self._sample: Callable[[Callable[[int], None], int], float] = _sample_gpu
+            self._sample: Callable[[Callable[[int], None], int], float] = _GpuClock()
+            self._sample_s *= 5  # starting a replay takes some microseconds of it
         else:
             # What other processes take of a core is no part of an op's time.
             clock = time.thread_time if len(self._device.cores) == 1 else time.perf_counter
@@ -133,12 +137,12 @@ class OpBench:
 
     def _time(self, solo: Solo, num_copies: list[int], company: list[Lane]) -> Timing:
         arguments = solo.make(num_copies)
-        effort, turn = self._effort, _Turn(solo.call, arguments.copies)
+        turn = _Turn(solo.call, arguments.copies)
         last_s = self._warm_up(turn)
         with _in_company(company, None if last_s < SHORT_S else solo, num_copies):
             if company:
                 last_s = self._warm_up(turn)
-            num_calls = max(1, min(1000, round(effort.sample_s / max(last_s, 1e-9))))
+            num_calls = max(1, min(1000, round(self._sample_s / max(last_s, 1e-9))))
             samples: list[float] = []
             since = 0
             while not self._is_enough(samples, num_calls):
@@ -195,16 +199,40 @@ def _sample_cpu(clock: Callable[[], float], turn: Callable[[int], None], num_cal
     return (clock() - begin) / num_calls
 
 
-def _sample_gpu(turn: Callable[[int], None], num_calls: int) -> float:
-    num_calls = min(num_calls, 200)  # a GPU's queue is finite
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-    cycles = 50_000 * num_calls  # longer than issuing the calls takes
-    torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
-    begin.record()
-    turn(num_calls)
-    end.record()
-    end.synchronize()
-    return float(begin.elapsed_time(end)) / 1e3 / num_calls
+class _GpuClock:
+    """Times calls on a GPU, recorded once and replayed for every sample."""
+
+    def __init__(self) -> None:
+        self._recorded: tuple[Any, int, Any] = (None, 0, None)  # of what, how many, and how
+
+    def __call__(self, turn: Callable[[int], None], num_calls: int) -> float:
+        num_calls = min(num_calls, 200)  # a GPU's queue is finite
+        if self._recorded[:2] != (turn, num_calls):
+            self._recorded = (None, 0, None)  # its memory, first
+            self._recorded = (turn, num_calls, self._record(turn, num_calls))
+        graph = self._recorded[2]
+        make: Any = torch.cuda.Event  # without types
+        begin, end = make(enable_timing=True), make(enable_timing=True)
+        if graph is None:
+            sleep: Any = torch.cuda._sleep
+            sleep(200_000 * num_calls)  # longer than issuing the calls takes
+        begin.record()
+        if graph is None:
+            turn(num_calls)
+        else:
+            graph.replay()
+        end.record()
+        end.synchronize()
+        return float(begin.elapsed_time(end)) / 1e3 / num_calls
+
+    def _record(self, turn: Callable[[int], None], num_calls: int) -> Any:
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with may_be_empty(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                turn(num_calls)
+        except RuntimeError:  # it asks the GPU something in between
+            return None
+        return graph
 
 
 @contextlib.contextmanager

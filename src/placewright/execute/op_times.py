@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import os
 import platform
 import re
 import sys
@@ -32,6 +31,7 @@ from placewright import files
 from placewright.cluster import Cluster
 from placewright.costs import Costs
 from placewright.errors import InputError
+from placewright.execute._cores import share_cores
 from placewright.frontends._cache import cache_folder
 from placewright.graph import BoolArray, Graph, IdArray
 
@@ -153,11 +153,11 @@ def device_keys(
     Name what devices' times are kept under, one for all that are alike; None for those not known.
 
     A GPU is its model, wherever it is. ``cpu`` is this machine's processor with as many threads as
-    this process has cores; ``cpu:0``, ``cpu:1``, ... are one thread each, of as many at a time as
-    there are here, since they share caches and memory. A CPU of another model than this machine's
-    is not known.
+    it has cores beside these devices; ``cpu:0``, ``cpu:1``, ... are one thread each, of as many at
+    a time as there are here, since they share caches and memory. A CPU of another model than this
+    machine's is not known.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    cores, _ = share_cores(sum(kind == "cuda" for kind in kinds))
     at_a_time = sum(_is_core(name) for name in names)
     keys: list[str | None] = []
     for name, kind, model in zip(names, kinds, models, strict=True):
@@ -168,7 +168,7 @@ def device_keys(
         elif _is_core(name):
             keys.append(f"{model}, 1 thread, {at_a_time} at a time")
         else:
-            keys.append(f"{model}, {cores} threads")
+            keys.append(f"{model}, {len(cores)} threads")
     return tuple(keys)
 
 
@@ -193,8 +193,8 @@ class Times(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     """
     A device's times.
 
-    `issue_s` is what the executor takes to issue an op. A CPU takes it beside the op's own time. A
-    GPU works meanwhile on what was issued before, so that an op takes it if its own time is less.
+    `issue_s` is what the executor takes to issue an op. A CPU takes it beside the op's own time; a
+    GPU does not, since what it runs is recorded and replayed (`placewright.execute.graphs`).
     """
 
     format: str = "placewright-op-times"
@@ -202,7 +202,7 @@ class Times(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     device: str
     torch: str
     issue_s: _Seconds
-    is_issued_ahead: bool  # as to GPUs
+    is_replayed: bool  # as by GPUs
     ops: Mapping[str, Timing]  # by signature
 
 
@@ -375,8 +375,7 @@ def look_up(signatures: Sequence[str | None], times: Times) -> NDArray[np.float6
     """Find ops' times; nan for those that are not there."""
     found = (times.ops.get(words) if words else None for words in signatures)
     alone_s = np.array([np.nan if timing is None else timing.time_s for timing in found])
-    issue_s = times.issue_s
-    return np.maximum(alone_s, issue_s) if times.is_issued_ahead else alone_s + issue_s
+    return alone_s if times.is_replayed else alone_s + times.issue_s
 
 
 def _read_tables(cluster: Cluster, say: Say) -> list[Times | None]:

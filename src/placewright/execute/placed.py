@@ -46,6 +46,12 @@ class PlacedStep:
         Names of devices of this machine.
     parts
         What runs; by default the whole step at once, giving the loss and the outputs.
+    graphs
+        Whether adjacent ops of a GPU are replayed as CUDA graphs, from the third step on. Only
+        where the step has one part, and no op that draws random numbers is on the GPU.
+    compiles
+        Whether PyTorch compiles adjacent ops of a device, on the first step. That takes seconds to
+        minutes.
     """
 
     def __init__(
@@ -56,11 +62,16 @@ class PlacedStep:
         sequence: Sequence[Started],
         device_names: Sequence[str],
         parts: Parts | None = None,
+        *,
+        graphs: bool = True,
+        compiles: bool = False,
     ) -> None:
         self.capture, self.module = capture, module
         self.parts = parts or whole_step(capture)
         devices = find_devices(tuple(device_names))
-        program = compile_program(capture, placement, sequence, devices, self.parts)
+        program = compile_program(
+            capture, placement, sequence, devices, self.parts, graphs=graphs, compiles=compiles
+        )
         fetched = {c.source for c in program.channels if devices[c.target].kind == "cuda"}
         self.residents = _settle(capture, module, program.residents, devices, fetched)
         self.runner = Runner(program, devices, self.residents)
@@ -72,15 +83,22 @@ class PlacedStep:
         module: torch.nn.Module,
         timeline: Timeline,
         parts: Parts | None = None,
+        **options: bool,
     ) -> PlacedStep:
         """Place a step as it was simulated."""
         cluster = timeline.problem.cluster
         placement = timeline.candidate.placement.tolist()
-        return cls(capture, module, placement, sequence_of(timeline), cluster.device_names, parts)
+        sequence, names = sequence_of(timeline), cluster.device_names
+        return cls(capture, module, placement, sequence, names, parts, **options)
 
     @classmethod
     def of_plan(
-        cls, capture: Capture, module: torch.nn.Module, plan: Plan, parts: Parts | None = None
+        cls,
+        capture: Capture,
+        module: torch.nn.Module,
+        plan: Plan,
+        parts: Parts | None = None,
+        **options: bool,
     ) -> PlacedStep:
         """
         Place a step as a plan says.
@@ -103,7 +121,7 @@ class PlacedStep:
             for entry in plan.sequence
         ]
         placement = [index[plan.devices[name]] for name in graph.op_names]
-        return cls(capture, module, placement, sequence, names, parts)
+        return cls(capture, module, placement, sequence, names, parts, **options)
 
     def run(
         self, fed: Sequence[Tensor], part: int = 0, kept: list[Any] | None = None

@@ -9,7 +9,7 @@ what is made of both in `placewright.execute._probe_fit`.
 from __future__ import annotations
 
 # First, since without PyTorch it says so in a sentence.
-from placewright.execute.devices import Lane, RealDevice, find_devices, list_devices
+from placewright.execute.devices import Lane, RealDevice, default_devices, find_devices
 
 # isort: split
 import threading
@@ -95,9 +95,7 @@ def probe(
 
 def _find(names: Sequence[str] | None) -> tuple[RealDevice, ...]:
     if names is None:
-        there = list_devices()
-        has_gpu = any(device.kind == "cuda" for device in there)
-        return tuple(device for device in there if _is_core(device) != has_gpu)
+        return default_devices()
     repeated = [name for name, count in Counter(names).items() if count > 1]
     if repeated or not names:
         what = f"names `{repeated[0]}` more than once" if repeated else "is empty"

@@ -20,7 +20,7 @@ from placewright.cluster import Cluster
 from placewright.costs import PS_PER_S, Costs
 from placewright.errors import InputError
 from placewright.execute._probe_memory import model_of
-from placewright.execute.devices import RealDevice, list_devices
+from placewright.execute.devices import RealDevice
 from placewright.execute.op_bench import Effort, OpBench
 from placewright.execute.op_times import (
     Say,
@@ -115,13 +115,6 @@ def profile(
     )
 
 
-def default_devices() -> tuple[RealDevice, ...]:
-    """Choose the devices that a plan for this machine would use: GPUs and ``cpu``, or cores."""
-    there = list_devices()
-    has_gpu = any(device.kind == "cuda" for device in there)
-    return tuple(device for device in there if device.name.startswith("cpu:") != has_gpu)
-
-
 @dataclass(frozen=True)
 class RooflineError:
     """How the roofline compares with measured times: estimated by measured, 1 if they agree."""
@@ -199,12 +192,12 @@ def _reason(error: Exception) -> str:
 class _Book:
     """New times on their way to the disk."""
 
-    def __init__(self, key: str, issue_s: float, is_issued_ahead: bool, say: Say) -> None:
+    def __init__(self, key: str, issue_s: float, is_replayed: bool, say: Say) -> None:
         self._blank = Times(
             device=key,
             torch=torch_version() or "",
             issue_s=issue_s,
-            is_issued_ahead=is_issued_ahead,
+            is_replayed=is_replayed,
             ops={},
         )
         self._say = say

@@ -2,9 +2,9 @@
 From a captured step and a placement to what each device does: one straight line of calls a lane.
 
 A lane is a thread: each CPU device has one, all GPUs share one. This module owns which call runs in
-which lane, in which order, on which tensors; when a tensor goes to another device; and when it is
-let go. It writes Python source: a name for every tensor, a line for every call, and a ``del`` after
-the last use, so that running a step costs little more than the calls themselves.
+which lane, in which order, on which tensors; and when a tensor goes to another device. It makes
+lines of Python source, a name for every tensor, a line for every call, so that running a step costs
+little more than the calls themselves (`placewright.execute._source` writes them out).
 
 Rules:
 
@@ -31,8 +31,9 @@ from typing import Any
 import torch
 from torch import fx
 
+from placewright.execute._source import Line, Style, count_segments, find_kept, write_lane
 from placewright.execute.devices import RealDevice
-from placewright.execute.kernels import is_random, kernel_for
+from placewright.execute.kernels import is_random, kernel_for, overwrites_lists
 from placewright.frontends._recorder import Call, Storage, Value
 from placewright.frontends._work import CREATORS, name_of
 from placewright.frontends.torch import Capture
@@ -73,13 +74,8 @@ class Program:
     views: str  # of residents, made once
     channels: tuple[Channel, ...]
     num_kept: int  # tensors that one part leaves to the next
-
-
-@dataclass(frozen=True, eq=False)
-class _Line:
-    text: str
-    reads: tuple[str, ...]
-    makes: str | None
+    recorded: dict[int, int]  # the number of segments, by lane whose segments are replayed
+    compiles: bool
 
 
 @dataclass(frozen=True)
@@ -96,6 +92,9 @@ def compile_program(
     sequence: Sequence[Started],
     devices: Sequence[RealDevice],
     parts: Parts,
+    *,
+    graphs: bool = True,
+    compiles: bool = False,
 ) -> Program:
     """
     Compile a step.
@@ -112,6 +111,10 @@ def compile_program(
         The devices.
     parts
         Which ops run in which part.
+    graphs
+        Whether a GPU's segments are recorded as CUDA graphs, where they can be.
+    compiles
+        Whether PyTorch compiles segments.
     """
     made = _Compiler(capture, placement, devices, parts)
     for op, nodes in enumerate(capture.op_nodes):
@@ -126,7 +129,7 @@ def compile_program(
                 made.run(started)
         made.hold()
         made.give()
-    return made.finish()
+    return made.finish(graphs, compiles)
 
 
 def lanes_of(devices: Sequence[RealDevice]) -> list[int]:
@@ -158,7 +161,7 @@ class _Compiler:
         self.inputs = {e.value.node.name for e in capture.entries if e.kind == "input"}
         self.fed = {name: k for names in self.parts.fed for k, name in enumerate(names)}
         self.lane_of = lanes_of(self.devices)
-        self.lines: list[dict[int, list[_Line]]] = [defaultdict(list) for _ in self.parts.ops]
+        self.lines: list[dict[int, list[Line]]] = [defaultdict(list) for _ in self.parts.ops]
         self.reads: list[list[int]] = [[] for _ in range(graph.num_ops)]
         for tensor, op in zip(graph.use_tensor.tolist(), graph.use_op.tolist(), strict=True):
             self.reads[op].append(tensor)
@@ -188,11 +191,29 @@ class _Compiler:
         return f"{letter}{self.num_names}"
 
     def emit(
-        self, device: int, text: str, reads: Iterable[str] = (), makes: str | None = None
+        self,
+        device: int,
+        text: str,
+        reads: Iterable[str] = (),
+        makes: str | None = None,
+        is_computed: bool = False,
+        is_view: bool = False,
+        is_opaque: bool = False,
     ) -> None:
-        kept = tuple(name for name in reads if name[0] == "r")  # the others stay
+        """Write a line: a call that a device computes, or something that its lane does."""
+        reads = [*reads]
+        kept = tuple(name for name in reads if name[0] == "r")
+        stay = tuple(name for name in reads if name[0] != "r")
+        text = text if makes is None else f"{makes} = {text}"
         lane = self.lines[self.part][self.lane_of[device]]
-        lane.append(_Line(text if makes is None else f"{makes} = {text}", kept, makes))
+        where = device if is_computed else None
+        lane.append(Line(text, kept, makes, where, stay, is_view, is_opaque))
+
+    def compute(
+        self, device: int, text: str, reads: Iterable[str], makes: str, is_view: bool = False
+    ) -> None:
+        """Write a call that a device computes."""
+        self.emit(device, text, reads, makes, is_computed=True, is_view=is_view)
 
     def name(self, thing: Any) -> str:
         """Give a Python object a name in the source."""
@@ -219,7 +240,7 @@ class _Compiler:
         base = self.base(op, device, chain)
         if base is None:
             made = self.local[value.storage] = self.fresh()
-            self.emit(device, self.creation(device, chain[-1].node), (), made)
+            self.compute(device, self.creation(device, chain[-1].node), (), made)
             return self.follow(device, chain[:-1], made)
         ends = (k for k, step in enumerate(chain) if step.node.name == base.view)
         return self.follow(device, chain[: next(ends, len(chain) - 1)], base.name)
@@ -261,7 +282,7 @@ class _Compiler:
         if key not in self.seen:
             if base[0] == "r":
                 self.seen[key] = self.fresh()
-                self.emit(device, text, [base], self.seen[key])
+                self.compute(device, text, [base], self.seen[key], is_view=True)
             else:
                 self.seen[key] = self.fresh("v")
                 self.views.append(f"{self.seen[key]} = {text}")
@@ -328,7 +349,7 @@ class _Compiler:
         """Write one call and name its results."""
         call, made = self.calls[node.name], self.fresh()
         if name_of(call.target) in CREATORS:
-            self.emit(device, self.creation(device, node), (), made)
+            self.compute(device, self.creation(device, node), (), made)
         else:
             reads: list[str] = []
 
@@ -345,14 +366,17 @@ class _Compiler:
             if is_random(node.target):
                 words.append(f"generator=generator({op}, {self.where(device)})")
             kernel = self.name(kernel_for(node.target, self.devices[device].kind))
-            self.emit(device, f"{kernel}({', '.join(words)})", reads, made)
+            text = f"{kernel}({', '.join(words)})"
+            is_computed, is_opaque = not is_random(node.target), overwrites_lists(node.target)
+            self.emit(device, text, reads, made, is_computed=is_computed, is_opaque=is_opaque)
         for value in call.makes:
             if value.parent is not None:
                 continue
             self.local[value.storage] = made
             if value.node is not node:
                 each = self.local[value.storage] = self.fresh()
-                self.emit(device, f"{made}[{value.node.args[1]}]", [made], each)
+                text = f"{made}[{value.node.args[1]}]"
+                self.compute(device, text, [made], each, is_view=True)
 
     def settle(self, op: int, device: int, tensor: int) -> None:
         """Note under which name the op's device has one of its tensors."""
@@ -391,7 +415,8 @@ class _Compiler:
         key = device, "F", name
         if key not in self.seen:
             self.seen[key] = self.fresh()
-            text = f"feed(F[{self.fed[name]}], {self.where(device)})"
+            number = self.fed[name]
+            text = f"feed({device}, {number}, F[{number}])"
             self.emit(device, text, (), self.seen[key])
         return self.seen[key]
 
@@ -505,54 +530,47 @@ class _Compiler:
             tensor = last[chain[0].storage]
             device = self.placement[graph.tensor_op[tensor]]
             made = self.follow(device, chain[:-1], self.held[device, tensor].name)
-            self.emit(device, f"R[{k}] = {made}", [made])
+            self.emit(device, f"R[{k}] = give({device}, {made})", [made])
 
-    def finish(self) -> Program:
-        """Write the functions, with each name let go after its last use."""
-        kept = self.kept()
-        sources: list[dict[int, str]] = []
-        for part, lanes in enumerate(self.lines):
-            sources.append({})
-            for lane, lines in lanes.items():
-                body = self.body(part, lines, kept)
-                sources[-1][lane] = "\n    ".join(["def run(P, S, F, R):", *body, "return"])
-        views = "\n".join(self.views)
+    def finish(self, graphs: bool, compiles: bool) -> Program:
+        """Write the functions."""
+        kept = find_kept(self.lines)
+        recorded = {
+            lane: count_segments(lines)
+            for lane, lines in self.lines[0].items()
+            if graphs and self.can_record(lane)
+        }
+        sources = tuple(
+            {
+                lane: write_lane(lines, part, kept, Style(lane in recorded, compiles))
+                for lane, lines in lanes.items()
+            }
+            for part, lanes in enumerate(self.lines)
+        )
         return Program(
-            tuple(sources), self.names, self.residents, views, tuple(self.channels), len(kept)
+            sources=sources,
+            names=self.names,
+            residents=self.residents,
+            views="\n".join(self.views),
+            channels=tuple(self.channels),
+            num_kept=len(kept),
+            recorded=recorded,
+            compiles=compiles,
         )
 
-    def kept(self) -> dict[str, tuple[int, int, int]]:
-        """Number what is made in one part and read in another: number, first part, last part."""
-        made: dict[str, int] = {}
-        read: dict[str, int] = {}
-        for part, lanes in enumerate(self.lines):
-            for line in (line for lines in lanes.values() for line in lines):
-                if line.makes is not None:
-                    made[line.makes] = part
-                read |= dict.fromkeys(line.reads, part)
-        crossing = [name for name, part in made.items() if read.get(name, part) > part]
-        return {name: (k, made[name], read[name]) for k, name in enumerate(crossing)}
+    def can_record(self, lane: int) -> bool:
+        """
+        Tell whether a lane's segments can be recorded and replayed.
 
-    def body(
-        self, part: int, lines: Sequence[_Line], kept: dict[str, tuple[int, int, int]]
-    ) -> Iterator[str]:
-        last: dict[str, int] = {}
-        for k, line in enumerate(lines):
-            last |= dict.fromkeys((*line.reads, *([line.makes] if line.makes else ())), k)
-        here: set[str] = set()
-        for k, line in enumerate(lines):
-            for name in dict.fromkeys(line.reads):
-                if name not in here and name in kept and kept[name][1] < part:
-                    yield f"{name} = S[{kept[name][0]}]; S[{kept[name][0]}] = None"
-                    here.add(name)
-            yield line.text
-            if line.makes is not None:
-                here.add(line.makes)
-            for name in dict.fromkeys((*line.reads, *([line.makes] if line.makes else ()))):
-                if last[name] == k:
-                    if name in kept and part < kept[name][2]:
-                        yield f"S[{kept[name][0]}] = {name}"
-                    yield f"del {name}"
+        It works for one GPU; a step has one part, for what the first of two leaves to the next may
+        be needed after it has run again; and no op draws random numbers, which differ every time.
+        """
+        gpus = [d for d, device in enumerate(self.devices) if device.kind == "cuda"]
+        if len(self.parts.ops) > 1 or gpus != [lane]:
+            return False
+        ops = [op for op in self.parts.ops[0] if self.placement[op] == lane]
+        nodes = (self.nodes[name] for op in ops for name in self.capture.op_nodes[op])
+        return not any(is_random(node.target) for node in nodes)
 
 
 def _chain(value: Value) -> Iterator[Value]:

@@ -11,9 +11,12 @@ A step that fails, or is interrupted, in one lane is stopped in all.
 from __future__ import annotations
 
 import _thread
+import itertools
+import linecache
 import weakref
 from collections.abc import Sequence
 from concurrent.futures import Future, wait
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -22,7 +25,11 @@ import torch
 from torch import Tensor
 
 from placewright.execute.devices import Lane, RealDevice
+from placewright.execute.graphs import CudaRecorder, Segments
 from placewright.execute.program import Channel, Program, lanes_of
+
+_NUMBERS = itertools.count()
+"""Of sources that were compiled."""
 
 
 class StoppedError(Exception):
@@ -83,22 +90,36 @@ class Runner:
             for k, device in enumerate(devices)
             if device.kind == "cuda"
         }
+        self.segments = {lane: self._segments(lane) for lane in program.recorded}
         used = sorted({lane for part in program.sources for lane in part})
         self.lanes = {lane: Lane(devices[lane]) for lane in used}
-        self._end = weakref.finalize(self, _close, [*self.lanes.values()])
+        self._end = weakref.finalize(
+            self, _close, [*self.lanes.values()], [*self.segments.values()]
+        )
         self.functions = [
             {lane: self._compile(lane, source) for lane, source in part.items()}
             for part in program.sources
         ]
 
     def _compile(self, lane: int, source: str) -> Any:
-        names = self.program.names | {"P": self.residents, "feed": self._feed}
-        calls = "send receive hold accept fetch arrive signal wait generator".split()
+        names = self.program.names | {"P": self.residents, "compiled": _compiled}
+        calls = "feed send receive hold accept fetch arrive signal wait give generator".split()
         names |= {name: getattr(self, f"_{name}") for name in calls}
+        if lane in self.segments:
+            mine = self.segments[lane]
+            names |= {"begin": mine.begin, "end": mine.end, "replay": mine.replay}
         with torch.no_grad():
             exec(compile(self.program.views, "<views>", "exec"), names)
-        exec(compile(source, f"<{self.devices[lane].name}>", "exec"), names)
+        file = f"<{self.devices[lane].name}, {next(_NUMBERS)}>"
+        if self.program.compiles:  # only what has a source is compiled as a function of its own
+            linecache.cache[file] = len(source), None, source.splitlines(True), file
+            weakref.finalize(self, linecache.cache.pop, file, None)
+        exec(compile(source, file, "exec"), names)
         return names["run"]
+
+    def _segments(self, lane: int) -> Segments:
+        device = self.devices[lane].torch_device
+        return Segments(CudaRecorder(device, self.streams[lane].compute))
 
     def run(
         self, part: int, fed: Sequence[Tensor], num_wanted: int, kept: list[Any] | None = None
@@ -140,24 +161,34 @@ class Runner:
     def _work(self, function: Any, lane: int, lists: tuple[Any, ...]) -> None:
         """Run a lane's part, with what PyTorch does for gradients left out."""
         try:
-            with torch.no_grad(), torch._C._AutoDispatchBelowAutograd():
+            # What PyTorch compiles has to see everything.
+            below = torch._C._AutoDispatchBelowAutograd
+            with torch.no_grad(), nullcontext() if self.program.compiles else below():
                 if self.devices[lane].kind == "cuda":
-                    self._work_on_gpus(function, lists)
+                    self._work_on_gpus(function, lane, lists)
                 else:
-                    function(self.residents, *lists)
+                    self._call(function, lane, lists)
         except BaseException:
             self._release()
             raise
 
-    def _work_on_gpus(self, function: Any, lists: tuple[Any, ...]) -> None:
+    def _work_on_gpus(self, function: Any, lane: int, lists: tuple[Any, ...]) -> None:
         for k, streams in self.streams.items():
             before = torch.cuda.default_stream(self.devices[k].torch_device)
             streams.compute.wait_stream(before)
             torch.cuda.set_stream(streams.compute)
-        function(self.residents, *lists)
+        self._call(function, lane, lists)
         for k, streams in self.streams.items():
             streams.compute.synchronize()
             torch.cuda.default_stream(self.devices[k].torch_device).wait_stream(streams.compute)
+
+    def _call(self, function: Any, lane: int, lists: tuple[Any, ...]) -> None:
+        segments = self.segments.get(lane)
+        if segments is not None:
+            segments.begin_step()
+        function(self.residents, *lists)
+        if segments is not None:
+            segments.end_step()
 
     def _stop(self, futures: Sequence[Future[Any]]) -> None:
         """Stop all lanes and wait for them."""
@@ -188,8 +219,26 @@ class Runner:
         content, box.content = box.content, None
         return content
 
-    def _feed(self, tensor: Tensor, device: torch.device) -> Tensor:
-        return tensor.detach().to(device, non_blocking=True)
+    def _feed(self, device: int, number: int, tensor: Tensor) -> Tensor:
+        tensor = tensor.detach()
+        if self._fixed(device) is None:
+            return tensor.to(self.devices[device].torch_device, non_blocking=True)
+        return self._room(device, ("feed", number), tensor).copy_(tensor, non_blocking=True)
+
+    def _give(self, device: int, tensor: Tensor) -> Tensor:
+        """Give a tensor to the caller: one that the next step does not write to."""
+        return tensor if self._fixed(device) is None else tensor.clone()
+
+    def _fixed(self, device: int) -> Segments | None:
+        """Find the segments of a device's lane, if tensors have fixed places there by now."""
+        segments = self.segments.get(self.lane_of[device])
+        return None if segments is None or not segments.is_fixed else segments
+
+    def _room(self, device: int, key: tuple[str, int], tensor: Tensor) -> Tensor:
+        """Make room on a device for a copy, or find what there is."""
+        make = partial(_blank, tensor, device=self.devices[device].torch_device)
+        segments = self._fixed(device)
+        return make() if segments is None else segments.room(key, make)
 
     def _generator(self, op: int, device: torch.device) -> torch.Generator:
         """Make the random numbers of an op in this step."""
@@ -207,7 +256,13 @@ class Runner:
         else:
             streams = self.streams[channel.source]
             if target == "cpu":
-                self.boxes[number].put(_leave(tensor, streams))
+                made, event = _leave(tensor, streams)
+                segments = self._fixed(channel.source)
+                if segments is None:
+                    tensor.record_stream(streams.leave)
+                else:
+                    segments.hold(tensor, event)
+                self.boxes[number].put((made, event))
             else:
                 self.boxes[number].put((tensor, streams.compute.record_event()))
 
@@ -221,28 +276,38 @@ class Runner:
         channel, source, target = self._kinds(number)
         if target == "cuda":
             streams = self.streams[channel.target]
-            where = self.devices[channel.target].torch_device
             if source == "cpu":
-                return _arrive(content, where, streams)
-            tensor, event = content
-            streams.arrive.wait_event(event)
-            return _arrive(tensor, where, streams)
+                tensor = content
+            else:
+                tensor, event = content
+                streams.arrive.wait_event(event)
+            made, event = self._begin(number, tensor)
+            streams.compute.wait_event(event)
+            return made
         if source == "cuda":
             tensor, event = content
             event.synchronize()
             return tensor  # type: ignore[no-any-return]
-        return _copy(content)
+        return self._room(channel.target, ("box", number), content).copy_(content)
 
     def _fetch(self, number: int, tensor: Tensor) -> Tensor:
         channel, source, target = self._kinds(number)
         if target == "cuda":
-            where = self.devices[channel.target].torch_device
-            made, self.boxes[number].content = _begin(tensor, where, self.streams[channel.target])
+            made, self.boxes[number].content = self._begin(number, tensor)
             return made
         if source == "cuda":
             with torch.cuda.stream(self.streams[channel.source].leave):
                 return tensor.to("cpu")
-        return _copy(tensor)
+        return self._room(channel.target, ("box", number), tensor).copy_(tensor)
+
+    def _begin(self, number: int, tensor: Tensor) -> tuple[Tensor, torch.cuda.Event]:
+        """Begin to copy a tensor to a GPU, beside what it computes."""
+        target = self.program.channels[number].target
+        made, streams = self._room(target, ("box", number), tensor), self.streams[target]
+        streams.arrive.wait_event(streams.compute.record_event())
+        with torch.cuda.stream(streams.arrive):
+            made.copy_(tensor, non_blocking=True)
+        return made, streams.arrive.record_event()
 
     def _arrive(self, number: int) -> None:
         """Let a GPU wait for what it has begun to fetch."""
@@ -264,9 +329,16 @@ class Runner:
             event.synchronize()
 
 
-def _close(lanes: Sequence[Lane]) -> None:
+def _close(lanes: Sequence[Lane], segments: Sequence[Segments]) -> None:
     for lane in lanes:
         lane.close()
+    for each in segments:
+        each.close()
+
+
+def _compiled(function: Any) -> Any:
+    """Have PyTorch compile a segment, when it is first called."""
+    return torch.compile(function, fullgraph=True, dynamic=False)
 
 
 def _blank(tensor: Tensor, **options: Any) -> Tensor:
@@ -276,10 +348,6 @@ def _blank(tensor: Tensor, **options: Any) -> Tensor:
     So a copy of a slice takes as much memory as the rows that it is a part of.
     """
     return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, **options)
-
-
-def _copy(tensor: Tensor) -> Tensor:
-    return _blank(tensor).copy_(tensor)
 
 
 def _pinned(tensor: Tensor) -> Tensor:
@@ -294,23 +362,4 @@ def _leave(tensor: Tensor, streams: _Streams) -> tuple[Tensor, torch.cuda.Event]
     streams.leave.wait_event(streams.compute.record_event())
     with torch.cuda.stream(streams.leave):
         made.copy_(tensor, non_blocking=True)
-    tensor.record_stream(streams.leave)
     return made, streams.leave.record_event()
-
-
-def _begin(
-    tensor: Tensor, device: torch.device, streams: _Streams
-) -> tuple[Tensor, torch.cuda.Event]:
-    """Begin to copy a tensor to a GPU, beside what it computes."""
-    made = _blank(tensor, device=device)
-    streams.arrive.wait_event(streams.compute.record_event())
-    with torch.cuda.stream(streams.arrive):
-        made.copy_(tensor, non_blocking=True)
-    return made, streams.arrive.record_event()
-
-
-def _arrive(tensor: Tensor, device: torch.device, streams: _Streams) -> Tensor:
-    """Copy a tensor to a GPU; what it computes next waits for it."""
-    made, event = _begin(tensor, device, streams)
-    streams.compute.wait_event(event)
-    return made
