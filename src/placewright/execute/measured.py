@@ -10,9 +10,11 @@ Letters: ``B`` candidates, ``D`` devices.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 
@@ -20,8 +22,8 @@ from placewright.errors import InputError
 from placewright.evaluate import Evaluations, Objective
 from placewright.execute._wire import Failure, Job
 from placewright.execute.measuring import Effort, measure_jobs, memory_caps
-from placewright.execute.placed import sequence_of
-from placewright.execute.processes import CandidateError, Template
+from placewright.execute.placed import free_bytes, sequence_of
+from placewright.execute.processes import CandidateError, CandidateProcess, Template
 from placewright.graph import IntArray
 from placewright.problem import Candidate, Problem
 from placewright.simulator import simulate
@@ -29,6 +31,9 @@ from placewright.timeline import Timeline
 
 PRESCREEN = 1.5
 """A usual factor for `MeasuredEvaluator.prescreen`."""
+
+MAX_AT_ONCE = 4
+"""Candidates that get ready at once, where there is a GPU."""
 
 FINAL_STEPS, FINAL_S = 100, 20.0
 """What finalists get in the end, each, at most."""
@@ -144,9 +149,12 @@ class MeasuredEvaluator:
         }
         fitting_s = (line.makespan_s for line in new.values() if line.is_feasible)
         self._best_simulated_s = min(self._best_simulated_s, *fitting_s, np.inf)
-        for key, timeline in new.items():
-            if self._is_worth_it(timeline):
-                self.outcomes[key] = self._measure(timeline)
+        worth = [key for key, timeline in new.items() if self._is_worth_it(timeline)]
+        size = self._num_at_once() if worth else 1
+        for begin in range(0, len(worth), size):
+            some = worth[begin : begin + size]
+            measured = self._measure([new[key] for key in some])
+            self.outcomes |= dict(zip(some, measured, strict=True))
         scale, least_s = self._scale()
         for key, timeline in new.items():
             if key not in self.outcomes:
@@ -200,26 +208,58 @@ class MeasuredEvaluator:
             **memory_caps(cluster, names),
         )
 
-    def _measure(self, timeline: Timeline) -> Outcome:
-        """Run a candidate for a few steps."""
+    def _num_at_once(self) -> int:
+        """Tell how many candidates may get ready at once: on GPUs that takes longer than a step."""
+        cluster = self.problem.cluster
+        gpus = [d for d, kind in enumerate(cluster.device_kinds) if kind == "cuda"]
+        if not gpus:
+            return 1
+        rooms = (free_bytes(cluster.device_names[d]) // int(cluster.memory_bytes[d]) for d in gpus)
+        return max(1, min(MAX_AT_ONCE, *rooms))
+
+    def _measure(self, timelines: Sequence[Timeline]) -> list[Outcome]:
+        """Have candidates get ready and warm up together, then run each alone."""
+        limit_s, failed = self.limit_s, dict[int, CandidateError]()
+        processes: dict[int, CandidateProcess] = {}
+
+        def each(do: Callable[[int, CandidateProcess], Any]) -> dict[int, Any]:
+            found = {}
+            for k, process in processes.items():
+                if k not in failed:
+                    with _noted(failed, k):
+                        found[k] = do(k, process)
+            return found
+
         try:
-            process = self._template.start(self._job(timeline), self.limit_s)
-            try:
-                times_s = process.run(self.num_warm_up + self.num_steps, self.limit_s)
-                peaks = process.peaks(self.limit_s)
-            finally:
+            for k, timeline in enumerate(timelines):
+                with _noted(failed, k):
+                    processes[k] = self._template.begin(self._job(timeline), limit_s)
+            each(lambda _, process: process.ready(limit_s))
+            each(lambda _, process: process.begin_run(self.num_warm_up, limit_s))
+            each(lambda _, process: process.times(limit_s))
+            times = each(lambda _, process: process.run(self.num_steps, limit_s))
+            peaks = each(lambda _, process: process.peaks(limit_s))
+        finally:
+            for process in processes.values():
                 process.close()
-        except CandidateError as failed:
-            return self._failed(timeline, failed)
+        return [
+            self._failed(timeline, failed[k])
+            if k in failed
+            else self._ran(timeline, times[k], peaks[k])
+            for k, timeline in enumerate(timelines)
+        ]
+
+    def _ran(
+        self, timeline: Timeline, times_s: Sequence[float], peaks: Mapping[str, int | None]
+    ) -> Outcome:
         names = self.problem.cluster.device_names
         known = [peaks.get(name) for name in names]
         simulated = timeline.peak_bytes.tolist()
         measured = np.array([s if k is None else k for k, s in zip(known, simulated, strict=True)])
-        counted = times_s[min(self.num_warm_up, len(times_s) - 1) :]
         return Outcome(
             candidate=timeline.candidate,
             simulated_s=timeline.makespan_s,
-            time_s=float(np.median(counted)),
+            time_s=float(np.median(times_s)),
             overflow_bytes=int(np.maximum(measured - self._memory_bytes, 0).sum()),
             peak_bytes=measured,
             is_measured=True,
@@ -262,6 +302,15 @@ class MeasuredEvaluator:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+@contextmanager
+def _noted(failed: dict[int, CandidateError], number: int) -> Iterator[None]:
+    """Note a candidate's failure."""
+    try:
+        yield
+    except CandidateError as error:
+        failed[number] = error
 
 
 def _guess(timeline: Timeline, scale: float, least_s: float) -> Outcome:

@@ -17,6 +17,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from types import TracebackType
 from typing import TypeVar
 
@@ -139,7 +140,7 @@ class Template:
 
     def start(self, job: Job, limit_s: float) -> CandidateProcess:
         """
-        Fork a process for a candidate and have it get ready.
+        Fork a process for a candidate and wait until it is ready.
 
         Raises
         ------
@@ -148,6 +149,21 @@ class Template:
         InputError
             The model, or the job, cannot be run here: a device is missing, the plan is another
             model's.
+        """
+        made = self.begin(job, limit_s)
+        made.ready(limit_s)
+        return made
+
+    def begin(self, job: Job, limit_s: float) -> CandidateProcess:
+        """
+        Fork a process for a candidate and have it get ready.
+
+        Raises
+        ------
+        CandidateError
+            It fails at once.
+        InputError
+            The model cannot be built.
         """
         self.wait()
         try:
@@ -239,8 +255,29 @@ class CandidateProcess:
         self._has_ended = False
 
     def begin(self, job: Job, limit_s: float) -> None:
-        """Give it its job and wait until it is ready."""
-        self._ask(job, Ready, max(limit_s, START_LIMIT_S))
+        """Give it its job."""
+        self._send(job, max(limit_s, START_LIMIT_S))
+
+    def ready(self, limit_s: float) -> None:
+        """
+        Wait until it is ready.
+
+        Raises
+        ------
+        CandidateError
+            It failed.
+        InputError
+            The job cannot be run here.
+        """
+        self._receive(Ready, max(limit_s, START_LIMIT_S))
+
+    def begin_run(self, num_steps: int, limit_s: float) -> None:
+        """Have it run steps; `times` gives what `run` does."""
+        self._send(Run(num_steps, limit_s), limit_s + GRACE_S)
+
+    def times(self, limit_s: float) -> list[float]:
+        """Wait for the steps that it was asked to run; raises what `run` does."""
+        return self._receive(Times, limit_s + GRACE_S).times_s
 
     def run(self, num_steps: int, limit_s: float) -> list[float]:
         """
@@ -251,7 +288,8 @@ class CandidateProcess:
         CandidateError
             It failed.
         """
-        return self._ask(Run(num_steps, limit_s), Times, limit_s + GRACE_S).times_s
+        self.begin_run(num_steps, limit_s)
+        return self.times(limit_s)
 
     def peaks(self, limit_s: float) -> dict[str, int | None]:
         """
@@ -262,12 +300,28 @@ class CandidateProcess:
         CandidateError
             It failed.
         """
-        return self._ask(Weigh(), Peaks, limit_s + GRACE_S).peak_bytes
+        self._send(Weigh(), limit_s + GRACE_S)
+        return self._receive(Peaks, limit_s + GRACE_S).peak_bytes
 
-    def _ask(self, asked: msgspec.Struct, kind: type[Answer], limit_s: float) -> Answer:
-        try:
+    def _send(self, asked: msgspec.Struct, limit_s: float) -> None:
+        with self._failures(limit_s):
             self._wire.send(asked, limit_s)
+
+    def _receive(self, kind: type[Answer], limit_s: float) -> Answer:
+        with self._failures(limit_s):
             answer = self._wire.receive(kind | Failed, limit_s)  # type: ignore[arg-type]
+        if not isinstance(answer, Failed):
+            return answer
+        self.close()
+        if answer.failure == "input":
+            raise InputError(answer.reason)
+        raise CandidateError(answer.failure, answer.reason)
+
+    @contextlib.contextmanager
+    def _failures(self, limit_s: float) -> Iterator[None]:
+        """Meanwhile, call the process's end or silence what it is."""
+        try:
+            yield
         except TimeoutError:
             self.close()
             words = f"It did not answer for {format_time(limit_s)} and was killed."
@@ -277,12 +331,6 @@ class CandidateProcess:
         except BaseException:
             self.close()
             raise
-        if not isinstance(answer, Failed):
-            return answer
-        self.close()
-        if answer.failure == "input":
-            raise InputError(answer.reason)
-        raise CandidateError(answer.failure, answer.reason)
 
     def _ended(self) -> CandidateError:
         """Say how the process ended, which gave no answer."""
