@@ -17,7 +17,7 @@ from placewright.bench.fidelity_fit import (
     fit_constants,
     peak_error,
 )
-from placewright.bench.fidelity_plans import draw_plans
+from placewright.bench.fidelity_plans import _choose, draw_plans
 from placewright.bench.fidelity_tables import make_panels, make_tables, read_fidelity
 from placewright.cli import app
 from placewright.cli.fidelity import _keep
@@ -77,7 +77,9 @@ def planted(seed=0):
         kinds={"cpu": KindConstants(1.2, 15e-6)},
         transfer_overhead_s=60e-6,
         copy_factor=1.5,
+        weights_factor=0.7,
         step_overhead_s=200e-6,
+        wake_factor=2.0,
         idle_gain=0.1,
     )
     samples = []
@@ -108,17 +110,26 @@ def test_on_one_device_a_replay_takes_as_long_as_its_ops():
 
 
 def test_a_receiving_core_copies_before_it_goes_on():
-    # cpu:1 copies `a` from 10 to 15 and runs c until 20; cpu:0 runs b until 30, copies c's tensor
-    # (1 + 6) until 37, and runs d until 44. The simulator has that copied meanwhile: 37.
+    # cpu:1 wakes at 11, copies `a` until 15 and runs c until 20; cpu:0 runs b until 30, finds c's
+    # tensor there, copies it until 36, and runs d until 43. The simulator copies meanwhile: 37.
     problem, candidate = diamond_on_cores(), Candidate([0, 0, 1, 0])
     assert simulate(problem, candidate).makespan_s == pytest.approx(37 * PS)
-    assert predict(problem, candidate, made_up()) == pytest.approx(44 * PS)
+    assert predict(problem, candidate, made_up()) == pytest.approx(43 * PS)
 
 
 def test_copies_to_a_gpu_go_on_beside_computing():
     problem, candidate = diamond_on_cores(), Candidate([0, 0, 1, 0])
     mixed = Problem(problem.graph, make_cluster(("cuda", "cuda")), problem.costs)
     assert predict(mixed, candidate, made_up()) == pytest.approx(37 * PS)
+
+
+def test_a_cpu_prepares_what_it_sends_to_a_gpu():
+    # `a` takes 10, its 4 bytes 4 times 2 more; then cuda runs c from 1 + 4 after that, while the
+    # CPU runs b from 18 on; what comes back is not prepared by anyone.
+    problem, candidate = diamond_on_cores(), Candidate([0, 0, 1, 0])
+    mixed = Problem(problem.graph, make_cluster(("cpu", "cuda")), problem.costs)
+    found = made_up(constants=Constants(staging_factor=2.0))
+    assert predict(mixed, candidate, found) == pytest.approx((18 + 20 + 7) * PS)
 
 
 def test_constants_count_once_for_each_op_transfer_and_step():
@@ -128,11 +139,12 @@ def test_constants_count_once_for_each_op_transfer_and_step():
         transfer_overhead_s=3 * PS,
         copy_factor=10.0,
         step_overhead_s=100 * PS,
+        wake_factor=2.0,
     )
-    # a until 21; `a` to cpu:1 (1 + 3 + 40) until 65, c until 76; b until 62; c's tensor
-    # (1 + 3 + 60) from 76 until 140; d until 155; the step's 100.
+    # a until 21; cpu:1 wakes at 23 and copies `a` (3 + 40) until 66, c until 77; b until 62; cpu:0
+    # wakes at 79 and copies c's tensor (3 + 60) until 142; d until 157; the step's 100.
     found = predict(problem, candidate, made_up(constants=constants))
-    assert found == pytest.approx(255 * PS)
+    assert found == pytest.approx(257 * PS)
 
 
 def test_ops_are_quicker_while_other_cores_idle():
@@ -301,11 +313,26 @@ def test_peaks_are_compared_where_most_is_held():
 # Plans.
 
 
-def test_plans_are_of_all_kinds_different_and_half_of_them_for_fitting():
+def test_chosen_times_cover_all_that_there_are_and_those_near_the_best_more_closely():
+    values = np.log(np.concatenate([[40.0], np.linspace(1, 1.5, 51), np.linspace(2, 100, 50)]))
+    times = np.exp(values[_choose(values, 20)])
+    assert list(times) == sorted(times)
+    assert 40.0 in times  # the first
+    assert times[0] == 1.0
+    assert times[-1] == pytest.approx(100.0)
+    near = times[times <= 1.5 + 1e-9]
+    assert len(near) >= 10
+    assert np.diff(near).max() < 0.1
+    assert np.diff(np.log(times)).max() < 1.2
+    assert len(_choose(values[:5], 20)) == 5
+
+
+def test_plans_are_of_several_kinds_different_and_half_of_them_for_fitting():
     problem = real_problem()
     plans = draw_plans(problem, 18, 3)
     assert len(plans) == len({to_text(plan.placement) for plan in plans}) == 18
-    assert len({plan.kind for plan in plans}) == 6
+    assert len({plan.kind for plan in plans}) >= 4
+    assert any(plan.kind == "one device" for plan in plans)
     assert len({plan.name for plan in plans}) == 18
     assert 8 <= sum(plan.part == "fit" for plan in plans) <= 10
     again = draw_plans(problem, 18, 3)

@@ -41,7 +41,7 @@ MODELS = (
 
 QUICK_MODELS = ("branches_training", "gpt2_inference", "resnet_training")
 NUM_PLANS, QUICK_PLANS = 24, 6
-FULL = Effort(target=0.02, max_steps=100, limit_s=20.0)
+FULL = Effort(target=0.01, max_steps=200, limit_s=30.0)
 QUICK = Effort(target=0.05, max_steps=30, limit_s=5.0)
 
 AT_A_TIME = 4

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from placewright.bench.fidelity_plans import NEAR
 from placewright.errors import InputError
 from placewright.execute.calibration import (
     Calibration,
@@ -25,15 +26,34 @@ from placewright.execute.op_times import torch_version
 
 FloatArray = NDArray[np.float64]
 
-NEAR = 1.5
-"""Plans within so many times of the best are those that a search has to tell apart."""
-
 NUM_FOLDS = 5
 SOFT = 0.1
 """Errors beyond this count less and less than their squares."""
 
-UNITS_S = {"op_overhead_s": 1e-6, "transfer_overhead_s": 1e-5, "step_overhead_s": 1e-4}
-"""What a fit steps in."""
+OP_UNIT_S = 1e-6
+"""What the fit of an overhead for each op steps in."""
+
+
+@dataclass(frozen=True)
+class Global:
+    """A constant that all devices share, and how it is fitted, in its unit."""
+
+    name: str  # in `Constants`
+    nothing: float  # what it is if there is nothing to say
+    start: float
+    most: float
+    unit: float = 1.0
+
+
+GLOBALS = (
+    Global("transfer_overhead_s", 0.0, 0.5, 100.0, unit=1e-5),
+    Global("copy_factor", 1.0, 1.0, 20.0),
+    Global("weights_factor", 1.0, 1.0, 20.0),
+    Global("step_overhead_s", 0.0, 0.5, 100.0, unit=1e-4),
+    Global("wake_factor", 1.0, 1.0, 20.0),
+    Global("staging_factor", 0.0, 0.5, 50.0),
+    Global("idle_gain", 0.0, 0.05, 0.6),
+)
 
 PRIOR = 0.001
 """What a step in a constant costs, as an error: decides where a few plans do not."""
@@ -72,10 +92,10 @@ def fit_constants(samples: Sequence[Sample]) -> Constants:
         found = np.log([sample.replay.time_s(constants) for sample in samples]) - measured
         return np.concatenate([found, PRIOR * (x - nothing)])
 
-    nothing = np.array([1.0, 0.0] * len(kinds) + [0.0, 1.0, 0.0, 0.0])
-    start = np.array([1.0, 0.5] * len(kinds) + [0.5, 1.0, 0.5, 0.05])
-    low = np.array([0.2, 0.0] * len(kinds) + [0.0, 0.0, 0.0, 0.0])
-    high = np.array([5.0, 200.0] * len(kinds) + [100.0, 20.0, 100.0, 0.6])
+    nothing = np.array([1.0, 0.0] * len(kinds) + [each.nothing for each in GLOBALS])
+    start = np.array([1.0, 0.5] * len(kinds) + [each.start for each in GLOBALS])
+    low = np.array([0.2, 0.0] * len(kinds) + [0.0 for _ in GLOBALS])
+    high = np.array([5.0, 200.0] * len(kinds) + [each.most for each in GLOBALS])
     found = least_squares(
         errors, start, bounds=(low, high), loss="soft_l1", f_scale=SOFT, x_scale=1.0
     )
@@ -83,17 +103,13 @@ def fit_constants(samples: Sequence[Sample]) -> Constants:
 
 
 def _constants(x: FloatArray, kinds: Sequence[str]) -> Constants:
+    count = len(GLOBALS)
     each = [
-        KindConstants(float(factor), float(overhead) * UNITS_S["op_overhead_s"])
-        for factor, overhead in x[:-4].reshape(-1, 2)
+        KindConstants(float(factor), float(overhead) * OP_UNIT_S)
+        for factor, overhead in x[:-count].reshape(-1, 2)
     ]
-    return Constants(
-        kinds=dict(zip(kinds, each, strict=True)),
-        transfer_overhead_s=float(x[-4]) * UNITS_S["transfer_overhead_s"],
-        copy_factor=float(x[-3]),
-        step_overhead_s=float(x[-2]) * UNITS_S["step_overhead_s"],
-        idle_gain=float(x[-1]),
-    )
+    others = {g.name: float(value) * g.unit for g, value in zip(GLOBALS, x[-count:], strict=True)}
+    return Constants(kinds=dict(zip(kinds, each, strict=True)), **others)
 
 
 def calibrate(samples: Sequence[Sample], devices: Sequence[str], seed: int = 0) -> Calibration:

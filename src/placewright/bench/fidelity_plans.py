@@ -18,9 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placewright.errors import InputError
+from placewright.graph import FloatArray
 from placewright.grouping.layers import find_layers
 from placewright.placing import place
 from placewright.problem import Problem
+from placewright.simulator import simulate
 
 Placement = NDArray[np.int64]  # [N]
 Part = Literal["fit", "test"]
@@ -32,8 +34,17 @@ GOOD, LISTS = (
 SHARES = (0.5, 0.1, 0.3, 0.02, 0.2, 0.7)
 """Of ops or layers that leave their device in random plans, in turn."""
 
-TURNS = ("one device", "searched", "split", "random layers", "listed", "random ops")
+TURNS = ("one device", "searched", "split", "random layers", "listed", "random ops", "alternating")
 """The kinds, in the order in which they get a plan."""
+
+NEAR = 1.5
+"""Plans within so many times of the best are those that a search has to tell apart."""
+
+RUNS = (1, 8, 2, 32, 4, 128, 16, 64)
+"""Of ops after which alternating plans go on with the next device."""
+
+POOL = 4
+"""Plans that are made and simulated for each one that is chosen."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,8 +61,10 @@ def draw_plans(problem: Problem, num_plans: int, seed: int = 0) -> list[Fidelity
     """
     Make plans of all kinds, no two of them equal, in an order that is random.
 
-    Kinds take turns; one that has no more plans is left out. About half of each kind is for
-    fitting.
+    Kinds take turns at a pool of plans; one that has no more is left out. Of the pool half are
+    chosen so that their simulated times cover all that there are most evenly, one with a single
+    device first; the others likewise, but within `NEAR` times of the best. Of each two that are
+    next to each other in simulated time one is for fitting.
 
     Raises
     ------
@@ -68,37 +81,49 @@ def draw_plans(problem: Problem, num_plans: int, seed: int = 0) -> list[Fidelity
         "random layers": _random(problem, find_layers(problem.graph).op_layer, random),
         "listed": _listed(problem),
         "random ops": _random(problem, np.arange(problem.num_ops), random),
+        "alternating": _alternating(problem),
     }
     found: dict[bytes, tuple[str, str, Placement]] = {}
-    while len(found) < num_plans and sources:
+    size = POOL * num_plans
+    while len(found) < size and sources:
         for kind in [kind for kind in TURNS if kind in sources]:
             name, placement = next(sources[kind], ("", None))
             if placement is None:
                 del sources[kind]
-            elif len(found) < num_plans:
+            elif len(found) < size:
                 placement = _settled(problem, placement)
                 found.setdefault(placement.tobytes(), (f"{kind}: {name}", kind, placement))
-    return _split([*found.values()], random)
-
-
-def _split(
-    found: list[tuple[str, str, Placement]], random: np.random.Generator
-) -> list[FidelityPlan]:
-    """Choose half of each kind for fitting, at random, and shuffle all."""
+    pool = [*found.values()]
+    times = np.array([simulate(problem, placement).makespan_s for _, _, placement in pool])
     made: list[FidelityPlan] = []
-    for kind in dict.fromkeys(kind for _, kind, _ in found):
-        of_kind = [each for each in found if each[1] == kind]
-        for k, at in enumerate(random.permutation(len(of_kind))):
-            name, _, placement = of_kind[at]
-            # An odd one goes where there are fewer, so that each part has half of all.
-            fits = k % 2 == 0 if k + 1 < len(of_kind) or k % 2 else _lacks_fits(made)
-            made.append(FidelityPlan(name, kind, "fit" if fits else "test", placement))
+    for k, at in enumerate(_choose(np.log(times), num_plans)):
+        if k % 2 == 0:
+            parts: list[Part] = ["fit", "test"] if random.random() < 0.5 else ["test", "fit"]
+        name, kind, placement = pool[at]
+        made.append(FidelityPlan(name, kind, parts[k % 2], placement))
     return [made[k] for k in random.permutation(len(made))]
 
 
-def _lacks_fits(made: list[FidelityPlan]) -> bool:
-    fits = sum(plan.part == "fit" for plan in made)
-    return 2 * fits <= len(made)
+def _choose(values: FloatArray, size: int) -> list[int]:
+    """Choose values that cover all, then ones that cover those near the least; ascending."""
+    size = min(size, len(values))
+    chosen = _spread(values, np.arange(len(values)), [0], size // 2)
+    near = np.flatnonzero(values <= values.min() + np.log(NEAR))
+    chosen = _spread(values, near, chosen, size)
+    chosen = _spread(values, np.arange(len(values)), chosen, size)  # too few may be near
+    return sorted(chosen, key=lambda at: values[at])
+
+
+def _spread(
+    values: FloatArray, among: NDArray[np.int64], chosen: list[int], size: int
+) -> list[int]:
+    """Choose again and again the one that is furthest from all chosen, until there are so many."""
+    chosen = [*chosen]
+    left = [at for at in among.tolist() if at not in chosen]
+    while left and len(chosen) < size:
+        gaps = np.abs(values[left][:, None] - values[chosen]).min(axis=1)
+        chosen.append(left.pop(int(gaps.argmax())))
+    return chosen
 
 
 def _settled(problem: Problem, placement: Placement) -> Placement:
@@ -144,6 +169,16 @@ def _splits(problem: Problem) -> _Source:
         for order in ((0, last), (last, 0)):
             devices = np.where(share < cut, *order)
             yield f"{cut:.0%} on {problem.cluster.device_names[order[0]]}", devices[layers.op_layer]
+
+
+def _alternating(problem: Problem) -> _Source:
+    """Go from device to device after so many ops, in the order in which one device runs them."""
+    alone = simulate(problem, _settled(problem, np.zeros(problem.num_ops, dtype=np.int64)))
+    order = alone.sequence[alone.sequence < problem.num_ops]
+    for run in RUNS:
+        devices = np.zeros(problem.num_ops, dtype=np.int64)
+        devices[order] = np.arange(len(order)) // run % problem.num_devices
+        yield f"after {run} ops", devices
 
 
 def _random(problem: Problem, group: Placement, random: np.random.Generator) -> _Source:

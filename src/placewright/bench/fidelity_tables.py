@@ -15,7 +15,6 @@ import numpy as np
 
 from placewright.bench.fidelity_book import FidelityBook, Record, to_placement
 from placewright.bench.fidelity_fit import (
-    NEAR,
     Agreement,
     Sample,
     agreement,
@@ -23,6 +22,7 @@ from placewright.bench.fidelity_fit import (
     covered,
     peak_error,
 )
+from placewright.bench.fidelity_plans import NEAR
 from placewright.bench.tables import Table
 from placewright.errors import InputError
 from placewright.execute.calibration import (
@@ -207,6 +207,11 @@ def _constants(calibration: Calibration) -> Table:
         rows.append((f"an op on {kind}, more", format_time(each.op_overhead_s)))
     rows.append(("a transfer, more", format_time(constants.transfer_overhead_s)))
     rows.append(("a transfer's bytes by bandwidth, times", f"{constants.copy_factor:.3f}"))
+    rows.append(("a weight's bytes by bandwidth, times", f"{constants.weights_factor:.3f}"))
+    rows.append(("latency where a core waits, times", f"{constants.wake_factor:.3f}"))
+    if {"cpu", "cuda"} <= constants.kinds.keys():
+        words = "a CPU's time to send to a GPU, of the transfer's"
+        rows.append((words, f"{constants.staging_factor:.3f}"))
     rows.append(("a step, more", format_time(constants.step_overhead_s)))
     rows.append(("an op on a CPU device while others idle, less", f"{constants.idle_gain:.1%}"))
     low, high = (math.exp(end) - 1 for end in conformal_ends(calibration.residuals))
