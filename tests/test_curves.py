@@ -50,6 +50,17 @@ def test_equal_runs_give_equal_bytes(tmp_path, kind):
     assert a != c
 
 
+def test_a_title_says_whether_times_were_measured(tmp_path):
+    measured = RunHistory("mine", (Point(1.0, 1, 0.5, measured=True),))
+    for runs, words in (
+        ([history()], "Best simulated step time so far"),
+        ([measured], "Best measured step time so far"),
+        ([history(), measured], "Best measured or simulated step time so far"),
+    ):
+        draw_curves(runs, tmp_path / "c.svg")
+        assert words in texts(tmp_path / "c.svg")
+
+
 def test_a_picture_names_runs_references_and_axes(tmp_path):
     path = tmp_path / "c.svg"
     runs = [history(), history(), history("$mine_1$ <&>")]

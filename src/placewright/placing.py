@@ -190,7 +190,8 @@ class Result:
             raise InputError(f"`{folder}` cannot be made: {error.strerror}.") from None
         self.plan.save(Path(folder) / "plan.json")
         save_trace(self.timeline, Path(folder) / "timeline.json")
-        lines = [json.dumps(vars(entry)) for entry in self.history]
+        said = {"measured": True} if self.is_measured else {}
+        lines = [json.dumps(vars(entry) | said) for entry in self.history]
         files.write(Path(folder) / "history.jsonl", "\n".join([*lines, ""]).encode())
 
 

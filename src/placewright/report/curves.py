@@ -58,6 +58,7 @@ class Point(msgspec.Struct, frozen=True):
     overflow_bytes: int = 0
     placer: str = ""
     mean_s: float | None = None
+    measured: bool = False  # on real devices, not simulated
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ def draw_curves(
     path: str | Path,
     *,
     references: Mapping[str, float] | None = None,
-    title: str = "Best simulated step time so far",
+    title: str | None = None,
 ) -> None:
     """
     Draw what runs had found, over samples and over time, as SVG or PNG.
@@ -130,7 +131,7 @@ def draw_curves(
     references
         Times to compare with, in seconds, by name: level lines.
     title
-        The line above the picture.
+        The line above the picture; by default it says whether times are simulated or measured.
 
     Raises
     ------
@@ -140,6 +141,9 @@ def draw_curves(
     check_picture_path(path)
     if not runs or not all(run.points for run in runs):
         raise InputError("There is nothing to draw; expected runs with at least one point each.")
+    if title is None:
+        how = {"measured" if run.points[-1].measured else "simulated" for run in runs}
+        title = f"Best {' or '.join(sorted(how))} step time so far"
     labels = [*dict.fromkeys(run.label for run in runs)]
     by_label = [[run.points for run in runs if run.label == label] for label in labels]
     rows = -(-len(labels) // LEGEND_COLUMNS)

@@ -31,7 +31,18 @@ if TYPE_CHECKING:
 
 COLUMNS, SIDE = 3, 170.0
 LEFT, FOOT, GAP_X, GAP_Y, HEAD = 58.0, 62.0, 62.0, 58.0, 52.0
-STEPS = (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)
+STEPS = (
+    (1.0,),
+    (1.0, 3.0),
+    (1.0, 2.0, 5.0),
+    tuple(range(1, 10)),
+    tuple(k / 10 for k in range(10, 100, 5)),
+    tuple(k / 10 for k in range(10, 100)),
+)
+"""Digits of the times at ticks, the roundest first."""
+
+MIN_GAP = 0.16
+"""Between two ticks, of the axis."""
 
 
 @dataclass(frozen=True)
@@ -109,10 +120,7 @@ def _scale(axes: Axes, low: float, high: float) -> None:
     """Give both axes the same logarithmic scale, with times at a few places."""
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-    powers = range(int(np.floor(np.log10(low))), int(np.ceil(np.log10(high))) + 1)
-    steps = STEPS if high / low < 8 else (1.0, 3.0) if high / low < 100 else (1.0,)
-    ticks = [step * 10.0**power for power in powers for step in steps]
-    shown = [tick for tick in ticks if low <= tick <= high]
+    shown = _ticks(low, high)
     axes.set_xscale("log")
     axes.set_yscale("log")
     for each in (axes.xaxis, axes.yaxis):
@@ -128,6 +136,21 @@ def _scale(axes: Axes, low: float, high: float) -> None:
         axes.spines[side].set_visible(False)
     for side in ("left", "bottom"):
         axes.spines[side].set_color("#c8c8c8")
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """Choose times to show: the roundest of which there are two, as many as there is room for."""
+    powers = range(int(np.floor(np.log10(low))), int(np.ceil(np.log10(high))) + 1)
+    for steps in STEPS:
+        ticks = [step * 10.0**power for power in powers for step in steps]
+        shown = [tick for tick in ticks if low <= tick <= high]
+        if len(shown) > 1:
+            break
+    chosen = shown[:1]
+    for tick in shown[1:]:
+        if np.log(tick / chosen[-1]) > MIN_GAP * np.log(high / low):
+            chosen.append(tick)
+    return chosen
 
 
 def _tick_name(time_s: float) -> str:
