@@ -206,7 +206,7 @@ MAY_IMPORT = {
         "errors", "execute._candidate", "execute._torch_library", "execute._wire",
         "frontends._modules", "frontends.torch", "load",
     },
-    "execute.processes": {"errors", "execute._wire", "load", "units"},
+    "execute.processes": {"errors", "execute._cores", "execute._wire", "load", "units"},
     "execute.measuring": {
         "cluster", "errors", "execute._statistics", "execute._wire", "execute.processes", "plan",
     },
@@ -325,7 +325,7 @@ MAY_IMPORT = {
     },
     "cli": {
         "__version__", "cli.benches", "cli.machine", "cli.measures", "cli.models", "cli.pictures",
-        "cli.placing", "cli.profiles",
+        "cli.placing", "cli.profiles", "execute._cores",
     },
     "cli.__main__": {"cli"},
 }  # fmt: skip

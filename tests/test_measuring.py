@@ -10,6 +10,7 @@ import sys
 import time
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import numpy as np
@@ -28,6 +29,7 @@ from placewright.simulator import simulate
 torch = pytest.importorskip("torch")
 
 from placewright.execute import measured, measuring, processes  # noqa: E402
+from placewright.execute._candidate import flush_denormals  # noqa: E402
 from placewright.execute._statistics import (  # noqa: E402
     FEWEST,
     compare_medians,
@@ -35,6 +37,7 @@ from placewright.execute._statistics import (  # noqa: E402
     median_interval,
 )
 from placewright.execute._wire import Job  # noqa: E402
+from placewright.execute.devices import Lane, find_device  # noqa: E402
 from placewright.execute.measured import MeasuredEvaluator  # noqa: E402
 from placewright.execute.measuring import (  # noqa: E402
     Effort,
@@ -522,6 +525,18 @@ def test_a_template_ends_with_its_parent_while_it_is_being_built(folder, model, 
     command.kill()
     command.communicate(timeout=30)
     wait_until(lambda: not is_alive(template), seconds=20.0)  # it may be importing PyTorch
+
+
+def test_numbers_that_only_repeating_a_step_makes_do_not_slow_it_down():
+    if not torch.set_flush_denormal(False):
+        pytest.skip("this processor cannot flush denormal numbers")
+    lane, tiny = Lane(find_device("cpu:0")), torch.full((4,), 1e-40)
+    step = SimpleNamespace(runner=SimpleNamespace(lanes={0: lane}))
+    assert lane.submit(lambda: float((tiny * 0.5).sum())).result() > 0
+    flush_denormals(step)
+    assert lane.submit(lambda: float((tiny * 0.5).sum())).result() == 0
+    lane.close()
+    assert float((tiny * 0.5).sum()) > 0  # here as ever
 
 
 # Learning from measured times.

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,8 +16,8 @@ from placewright.cli import app
 from placewright.cluster import Cluster
 from placewright.costs import PS_PER_S, Costs
 from placewright.errors import InputError
-from placewright.execute import op_times, profiling
-from placewright.execute._cores import own_cores
+from placewright.execute import _cores, op_times, profiling
+from placewright.execute._cores import own_cores, share_cores, sleep_at_once, where_plans_run
 from placewright.execute._indices import find_indices
 from placewright.execute._probe_memory import model_of
 from placewright.execute.allocation import keep_memory
@@ -442,6 +443,29 @@ def test_devices_that_are_alike_have_one_key():
     assert gpus == ("NVIDIA H200",) * 2
     (whole,) = device_keys(["cpu"], ["cpu"], [model])
     assert whole == f"{model}, {len(own_cores())} threads"
+
+
+def test_a_gpus_thread_has_a_core_of_its_own_where_there_are_enough(monkeypatch):
+    model = processor_model()
+    monkeypatch.setattr(_cores, "own_cores", lambda: (0, 1, 2, 5))
+    assert share_cores(0) == ((0, 1, 2, 5), ())
+    assert share_cores(1) == ((0, 1, 2), (5,))
+    keys = device_keys(["cpu", "cuda:0"], ["cpu", "cuda"], [model, "NVIDIA H200"])
+    assert keys == (f"{model}, 3 threads", "NVIDIA H200")
+    monkeypatch.setattr(_cores, "own_cores", lambda: (0, 1))
+    assert share_cores(1) == ((0, 1), ())
+
+
+def test_threads_sleep_where_libraries_share_cores_but_not_where_plans_run(monkeypatch):
+    mine = {"HOME": "/root"}
+    monkeypatch.setattr(_cores, "os", SimpleNamespace(environ=mine))
+    sleep_at_once()
+    assert mine["OMP_WAIT_POLICY"] == "passive"
+    assert where_plans_run(mine) == {"HOME": "/root"}
+    users = {"OMP_WAIT_POLICY": "passive"}
+    monkeypatch.setattr(_cores, "os", SimpleNamespace(environ=users))
+    sleep_at_once()
+    assert where_plans_run(users) == users == {"OMP_WAIT_POLICY": "passive"}
 
 
 def test_a_processor_of_another_model_has_no_key():

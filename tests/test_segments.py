@@ -71,12 +71,20 @@ class CpuRecorder:
         self.waited = []
 
     def begin(self):
-        self.tape = Tape()
-        self.tape.__enter__()
+        self.enter(Tape())
+
+    def enter(self, tape):
+        self.tape = tape
+        tape.__enter__()
 
     def end(self):
-        self.tape.__exit__(None, None, None)
-        return self.tape
+        made, self.tape = self.tape, None
+        made.__exit__(None, None, None)
+        return made
+
+    def abort(self):
+        if self.tape is not None:
+            self.end()
 
     def room(self):
         return contextlib.nullcontext()
@@ -174,6 +182,31 @@ def test_names_are_let_go_of_in_every_mode():
     ]
 
 
+def test_a_step_that_fails_while_it_is_recorded_says_so(box, recorded):  # noqa: F811
+    module, inputs, given = step_of("tiny-gpt2")
+    step = pw.capture(module, inputs, **given)
+    problem = pw.Problem(step.graph, box)
+    timeline = pw.simulate(problem, random_placement(problem, 0))
+    placed = PlacedStep.of_timeline(step, module, timeline)
+    fed = [*inputs, *given["targets"]]
+    for _ in range(WARM_UP):
+        placed.run(fed)
+
+    class Asks(Tape):
+        def __torch_dispatch__(self, *args, **kwargs):
+            raise RuntimeError("It asks the device something.")
+
+    for segments in placed.runner.segments.values():
+        segments._recorder.begin = lambda r=segments._recorder: r.enter(Asks())
+    with pytest.raises(RuntimeError, match="asks the device") as caught:
+        placed.run(fed)
+    assert "`graphs=False` leaves that out" in caught.value.__notes__[0]
+    with pytest.raises(RuntimeError, match="failed before"):
+        placed.run(fed)
+    placed.close()
+    assert torch.ones(1).item() == 1.0  # nothing is recorded any more
+
+
 def test_what_is_copied_away_is_held_until_the_second_segment_after():
     recorder = CpuRecorder()
     segments = Segments(recorder)
@@ -219,6 +252,23 @@ def test_compiled_segments_give_the_same_up_to_rounding(box):  # noqa: F811
     found, _ = run_steps(step, module, timeline, fed, compiles=True)
     for one, other in zip(found, plain, strict=True):
         assert_same(one, other, 1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # the compiler's own
+@needs_compiler
+def test_a_compiled_module_trains_as_before_up_to_rounding(box):  # noqa: F811
+    module, inputs, given = step_of("tiny-gpt2")
+    graph = pw.capture(module, inputs, **given).graph
+    problem = pw.Problem(graph, box)
+    timeline = pw.simulate(problem, np.zeros(problem.num_ops, dtype=np.int64))
+    plan = pw.Plan.of(timeline, "test", lower_bound_s=0.0, placer="none")
+    plain = copy.deepcopy(module)
+    placed = pw.apply(plan, module, inputs, **given, compiles=True)
+    for each in (plain, placed):
+        given["loss"](each(*inputs), *given["targets"]).backward()
+    pairs = zip(placed.parameters(), plain.parameters(), strict=True)
+    assert_same(*zip(*((x.grad, y.grad) for x, y in pairs), strict=True), 1e-4)
 
 
 # --- On a GPU. ---

@@ -60,7 +60,7 @@ class FidelityChoice:
     models: Sequence[str] | None = None  # of `MODELS`, or whatever can be run
     num_plans: int | None = None
     cluster: str | None = None  # None: this machine is probed
-    seed: int = 0
+    seed: int = 1
 
     @property
     def chosen_models(self) -> tuple[str, ...]:

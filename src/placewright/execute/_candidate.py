@@ -1,8 +1,9 @@
 """
 A candidate at work: what the process that a template has forked for it does.
 
-This module owns how a candidate is kept within its memory, and what its failures are called. It
-ends when it is told to, when whoever asked has gone, or after its first failure.
+This module owns how a candidate is kept within its memory, what of repeating a step must not show
+in its time, and what its failures are called. It ends when it is told to, when whoever asked has
+gone, or after its first failure.
 """
 
 from __future__ import annotations
@@ -67,6 +68,7 @@ def _obey(wire: Wire, model: Model) -> None:
     torch.set_num_threads(model.num_threads)
     with _within_memory(job):
         step = _place(model, job)
+        flush_denormals(step)
         wire.send(Ready())
         while True:
             asked = wire.receive(Run | Weigh)  # type: ignore[arg-type]
@@ -86,6 +88,18 @@ def _place(model: Model, job: Job) -> PlacedStep:
     if job.plan is not None:
         return PlacedStep.of_plan(model.capture, model.module, job.plan)
     return PlacedStep(model.capture, model.module, job.placement, job.sequence, job.device_names)
+
+
+def flush_denormals(step: PlacedStep) -> None:
+    """
+    Have CPUs take numbers that are too small for full precision as zero.
+
+    Steps that run again and again on the same inputs learn these by heart, until gradients are all
+    but zero, and some processors need a hundred times as long for such numbers. No training on
+    data has them.
+    """
+    for lane in step.runner.lanes.values():
+        lane.submit(lambda: torch.set_flush_denormal(True)).result()
 
 
 def _run(step: PlacedStep, fed: list[Tensor], asked: Run) -> list[float]:

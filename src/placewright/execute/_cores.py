@@ -2,12 +2,29 @@
 The cores of this machine, and who has them.
 
 This module owns that the thread which works for a GPU has a core of its own: where the processor is
-a device beside GPUs, it has the cores that are left.
+a device beside GPUs, it has the cores that are left. It also owns what threads of libraries do that
+have nothing to do: where several libraries share the cores they sleep at once; where a plan runs
+they may spin for the next op, as in any other program.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+
+_POLICY, _IS_OURS = "OMP_WAIT_POLICY", "PLACEWRIGHT_SET_OMP_WAIT_POLICY"
+
+
+def sleep_at_once() -> None:
+    """Have idle threads of PyTorch and numba, not loaded yet, leave their cores to others."""
+    if _POLICY not in os.environ:
+        os.environ[_POLICY], os.environ[_IS_OURS] = "passive", "1"
+
+
+def where_plans_run(environment: Mapping[str, str]) -> dict[str, str]:
+    """Give the environment of a process that runs plans: without what `sleep_at_once` has set."""
+    ours = {_POLICY, _IS_OURS} if _IS_OURS in environment else set()
+    return {name: value for name, value in environment.items() if name not in ours}
 
 
 def own_cores() -> tuple[int, ...]:

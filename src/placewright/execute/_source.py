@@ -114,9 +114,9 @@ class _Writer:
     def recorded(self, number: int, begin: int, end: int) -> Iterator[str]:
         """Write a segment that is run or recorded, or else replayed."""
         made = [line.makes for line in self.lines[begin:end] if line.makes]
-        given = [name for name in made if self.last[name] >= end]
-        read = dict.fromkeys(name for line in self.lines[begin:end] for name in line.reads)
-        gone = [name for name in read if self.last[name] < end and name not in {*made}]
+        given = self.given(made, end)
+        read = self.read_from_outside(begin, end)
+        gone = [name for name in read if self.last[name] < end]
         yield f"if begin({number}):"
         yield from _indented(self.computed(begin, end))
         yield f"    end({', '.join([str(number), *given])})"
@@ -139,11 +139,10 @@ class _Writer:
     def compiled(self, begin: int, end: int) -> Iterator[str]:
         calls = self.lines[begin:end]
         made = [line.makes for line in calls if line.makes]
-        given = [name for name in made if self.last[name] >= end]
-        read = [name for line in calls for name in line.reads if name not in {*made}]
+        given = self.given(made, end)
+        names = self.read_from_outside(begin, end)
         stay = dict.fromkeys(name for line in calls for name in line.globals)
         words = {name: f"g{k}" if name[0] == "P" else name for k, name in enumerate(stay)}
-        names = [*dict.fromkeys(read)]
         name = f"s{self.part}_{begin}"
         self.functions.append(f"def {name}({', '.join([*names, *words.values()])}):")
         for line in calls:
@@ -158,6 +157,17 @@ class _Writer:
         self.here |= {*given}
         for each in dict.fromkeys((*names, *given)):
             yield from self.drop(each, end - 1)
+
+    def read_from_outside(self, begin: int, end: int) -> list[str]:
+        """List what lines read that they have not made themselves."""
+        made = {line.makes for line in self.lines[begin:end]}
+        read = (name for line in self.lines[begin:end] for name in line.reads)
+        return [*dict.fromkeys(name for name in read if name not in made)]
+
+    def given(self, made: Sequence[str], end: int) -> list[str]:
+        """List what a segment makes for others: lines after it, or a later part."""
+        kept = {name for name, each in self.kept.items() if self.part < each.last_part}
+        return [name for name in made if self.last[name] >= end or name in kept]
 
     def plain(self, begin: int, end: int) -> Iterator[str]:
         for k in range(begin, end):

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, Literal, Protocol
 
 import torch
@@ -40,6 +40,9 @@ class Recorder(Protocol):
 
     def end(self) -> Recorded:
         """Stop recording; nothing has been computed yet."""
+
+    def abort(self) -> None:
+        """Stop recording, if that is going on; nothing comes of it."""
 
     def room(self) -> AbstractContextManager[Any]:
         """Have tensors made in the memory of recordings."""
@@ -94,6 +97,16 @@ class Segments:
         self._pass_on()
         self._pass_on()
         self._num_steps += 1
+
+    def abort(self, error: BaseException) -> None:
+        """End a step that has failed; if recording it may be why, say so."""
+        self._recorder.abort()
+        if self._mode == "record" and isinstance(error, RuntimeError):
+            error.add_note(
+                "This was while the step was recorded as a CUDA graph; `graphs=False` leaves that"
+                " out."
+            )
+        self.close()
 
     def close(self) -> None:
         """Give everything back."""
@@ -174,6 +187,13 @@ class CudaRecorder:
             graph.capture_end()
         found: Recorded = graph
         return found
+
+    def abort(self) -> None:
+        """Stop recording, if that is going on; nothing comes of it."""
+        graph, self._graph = self._graph, None
+        if graph is not None:
+            with suppress(RuntimeError):  # what has failed may have ended it
+                graph.capture_end()
 
     def room(self) -> AbstractContextManager[Any]:
         """Have tensors made in the memory of recordings."""

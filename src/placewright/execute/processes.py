@@ -24,6 +24,7 @@ from typing import TypeVar
 import msgspec
 
 from placewright.errors import InputError
+from placewright.execute._cores import where_plans_run
 from placewright.execute._wire import (
     FORK,
     REQUEST,
@@ -101,7 +102,7 @@ class Template:
                 stdout=self._errors,
                 stderr=self._errors,
                 # By itself PyTorch looks for GPUs in a way that a process does not survive forking.
-                env=os.environ | {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"},
+                env=where_plans_run(os.environ) | {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"},
                 pass_fds=(its.fileno(),),
                 start_new_session=True,
             )

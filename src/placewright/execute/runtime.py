@@ -184,11 +184,16 @@ class Runner:
 
     def _call(self, function: Any, lane: int, lists: tuple[Any, ...]) -> None:
         segments = self.segments.get(lane)
-        if segments is not None:
-            segments.begin_step()
-        function(self.residents, *lists)
-        if segments is not None:
-            segments.end_step()
+        if segments is None:
+            function(self.residents, *lists)
+            return
+        segments.begin_step()
+        try:
+            function(self.residents, *lists)
+        except BaseException as error:
+            segments.abort(error)
+            raise
+        segments.end_step()
 
     def _stop(self, futures: Sequence[Future[Any]]) -> None:
         """Stop all lanes and wait for them."""
