@@ -46,10 +46,6 @@ class _Box:
     def __post_init__(self) -> None:
         self.lock.acquire()
 
-    def put(self, content: Any) -> None:
-        self.content = content
-        self.lock.release()
-
 
 class _Streams:
     """A GPU's streams: one to compute on, one for copies from it, one for copies to it."""
@@ -216,6 +212,16 @@ class Runner:
 
     # What lanes call.
 
+    def _put(self, number: int, content: Any) -> None:
+        box = self.boxes[number]
+        box.content = content
+        try:
+            box.lock.release()
+        except RuntimeError:
+            if self.is_stopping:  # all were released to wake their lanes
+                raise StoppedError from None
+            raise
+
     def _take(self, number: int) -> Any:
         box = self.boxes[number]
         box.lock.acquire()
@@ -257,7 +263,7 @@ class Runner:
     def _send(self, number: int, tensor: Tensor) -> None:
         channel, source, target = self._kinds(number)
         if source == "cpu":
-            self.boxes[number].put(_pinned(tensor) if target == "cuda" else tensor)
+            self._put(number, _pinned(tensor) if target == "cuda" else tensor)
         else:
             streams = self.streams[channel.source]
             if target == "cpu":
@@ -267,9 +273,9 @@ class Runner:
                     tensor.record_stream(streams.leave)
                 else:
                     segments.hold(tensor, event)
-                self.boxes[number].put((made, event))
+                self._put(number, (made, event))
             else:
-                self.boxes[number].put((tensor, streams.compute.record_event()))
+                self._put(number, (tensor, streams.compute.record_event()))
 
     def _receive(self, number: int) -> Tensor:
         return self._accept(number, self._take(number))
@@ -323,7 +329,7 @@ class Runner:
     def _signal(self, number: int) -> None:
         channel, source, _ = self._kinds(number)
         event = self.streams[channel.source].compute.record_event() if source == "cuda" else None
-        self.boxes[number].put(event)
+        self._put(number, event)
 
     def _wait(self, number: int) -> None:
         channel, _, target = self._kinds(number)
