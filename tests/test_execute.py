@@ -430,6 +430,14 @@ def test_a_failure_in_one_lane_ends_the_step_in_all(applied):
     placed.close()
 
 
+def test_a_step_that_was_closed_says_so(applied):
+    plan, module, inputs, given = applied
+    placed = PlacedStep.of_plan(pw.capture(module, inputs, **given), module, plan)
+    placed.close()
+    with pytest.raises(RuntimeError, match="This step is closed; make a new one"):
+        placed.run([*inputs, *given["targets"]])
+
+
 def test_ctrl_c_ends_a_step_without_leaving_threads_behind(tmp_path):
     (tmp_path / "box.toml").write_text(BOX.format(names=[*CORES], more=""))
     script = textwrap.dedent(

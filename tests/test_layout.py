@@ -211,7 +211,8 @@ MAY_IMPORT = {
         "cluster", "errors", "execute._statistics", "execute._wire", "execute.processes", "plan",
     },
     "execute.measured": {
-        "errors", "evaluate", "execute._wire", "execute.measuring", "execute.placed",
+        "errors", "evaluate", "execute._probe_memory", "execute._wire", "execute.measuring",
+        "execute.placed",
         "execute.processes", "graph", "problem", "simulator", "timeline",
     },
     "execute.replayed_peaks": {"graph", "timeline"},

@@ -527,6 +527,20 @@ def test_a_template_ends_with_its_parent_while_it_is_being_built(folder, model, 
     wait_until(lambda: not is_alive(template), seconds=20.0)  # it may be importing PyTorch
 
 
+@needs_cores
+@needs_proc
+def test_a_candidate_of_a_template_that_has_died_leaves_the_next_one_alone(model, problem):
+    job = job_of(problem, np.zeros(problem.num_ops, dtype=np.int64))
+    with Template(model) as template:
+        old = template.start(job, 60.0)
+        os.kill(template._process.pid, signal.SIGKILL)
+        template._process.wait()
+        new = template.start(job, 60.0)
+        old.close()
+        assert len(new.run(2, 60.0)) == 2
+        new.close()
+
+
 def test_numbers_that_only_repeating_a_step_makes_do_not_slow_it_down():
     if not torch.set_flush_denormal(False):
         pytest.skip("this processor cannot flush denormal numbers")

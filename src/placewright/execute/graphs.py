@@ -13,6 +13,7 @@ segment after, and the GPU waits there until the copy is done.
 
 from __future__ import annotations
 
+import gc
 import warnings
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -79,11 +80,6 @@ class Segments:
         """Tell whether tensors have their places already."""
         return self._mode != "run"
 
-    @property
-    def is_recording(self) -> bool:
-        """Tell whether this is the step that is recorded."""
-        return self._mode == "record"
-
     def begin_step(self) -> None:
         """Get ready for a step."""
         if self._num_steps == WARM_UP:
@@ -106,10 +102,9 @@ class Segments:
                 "This was while the step was recorded as a CUDA graph; `graphs=False` leaves that"
                 " out."
             )
-        self.close()
 
     def close(self) -> None:
-        """Give everything back."""
+        """Give everything back; its memory follows when nobody has the step any more."""
         for mine in (self._rooms, self._recorded, self._leaving, self._left):
             mine.clear()
 
@@ -171,20 +166,25 @@ class CudaRecorder:
 
     def __init__(self, device: torch.device, stream: torch.cuda.Stream) -> None:
         self._device, self._stream = device, stream
-        self._pool = torch.cuda.MemPool()
+        with torch.cuda.device(device):
+            self._pool = torch.cuda.MemPool()
         self._graph: Any = None
 
     def begin(self) -> None:
         """Record what is computed from now on, instead of computing it."""
         self._graph = torch.cuda.CUDAGraph()
-        # Other lanes may go on meanwhile: only this thread's calls are recorded.
+        # Other lanes go on meanwhile: what only their threads do is no error.
         self._graph.capture_begin(pool=self._pool.id, capture_error_mode="thread_local")
 
     def end(self) -> Recorded:
         """Stop recording; nothing has been computed yet."""
         graph, self._graph = self._graph, None
-        with may_be_empty():
-            graph.capture_end()
+        try:
+            with may_be_empty():
+                graph.capture_end()
+        except RuntimeError:
+            self._end_allocation()
+            raise
         found: Recorded = graph
         return found
 
@@ -192,8 +192,15 @@ class CudaRecorder:
         """Stop recording, if that is going on; nothing comes of it."""
         graph, self._graph = self._graph, None
         if graph is not None:
-            with suppress(RuntimeError):  # what has failed may have ended it
+            try:
                 graph.capture_end()
+            except RuntimeError:  # what has failed may have ended it
+                self._end_allocation()
+
+    def _end_allocation(self) -> None:
+        """Have the allocator leave the pool, which a recording that was cut short does not."""
+        with suppress(RuntimeError):
+            torch._C._cuda_endAllocateToPool(self._device.index or 0, self._pool.id)
 
     def room(self) -> AbstractContextManager[Any]:
         """Have tensors made in the memory of recordings."""
@@ -213,6 +220,7 @@ class CudaRecorder:
 
     def clear(self) -> None:
         """Give back memory that nobody uses, before recording."""
+        gc.collect()  # steps that nobody needs: their memory cannot be given back meanwhile
         torch.cuda.synchronize(self._device)
         torch.cuda.empty_cache()
 

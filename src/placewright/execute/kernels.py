@@ -17,6 +17,9 @@ from torch import Tensor
 
 aten = torch.ops.aten
 
+_ALIGNED = 8
+"""Rows of a mask begin at multiples of so many values."""
+
 _ROW = 32
 """GPUs pad the logarithms of attention's sums to a multiple of so many queries."""
 
@@ -53,10 +56,9 @@ def _attention(
     attn_mask: Tensor | None = None,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    if attn_mask is not None:
-        attn_mask = attn_mask.expand(*query.shape[:3], key.shape[2])
+    mask = _aligned(attn_mask, query, key)
     found = aten._scaled_dot_product_efficient_attention.default(
-        query, key, value, attn_mask, True, dropout_p, is_causal, scale=scale
+        query, key, value, mask, True, dropout_p, is_causal, scale=scale
     )
     return found[0], found[1][..., : query.shape[2]].contiguous()
 
@@ -77,14 +79,25 @@ def _attention_backward(
     length = query.shape[2]
     missing = -length % _ROW
     padded = torch.nn.functional.pad(logsumexp, (0, missing), value=float("inf")).contiguous()
-    if attn_mask is not None:
-        attn_mask = attn_mask.expand(*query.shape[:3], key.shape[2])
+    mask = _aligned(attn_mask, query, key)
     seed = torch.zeros((), dtype=torch.int64, device=query.device)
     found = aten._scaled_dot_product_efficient_attention_backward.default(
-        grad_out, query, key, value, attn_mask, out, padded, seed, seed, dropout_p,
+        grad_out, query, key, value, mask, out, padded, seed, seed, dropout_p,
         [True, True, True, False], is_causal, scale=scale,
     )  # fmt: skip
     return found[0], found[1], found[2]
+
+
+def _aligned(mask: Tensor | None, query: Tensor, key: Tensor) -> Tensor | None:
+    """Give a mask rows that begin where a GPU can load them."""
+    if mask is None:
+        return None
+    length = key.shape[2]
+    if length % _ALIGNED:
+        if mask.shape[-1] != length:
+            mask = mask.expand(*mask.shape[:-1], length)
+        mask = torch.nn.functional.pad(mask, (0, -length % _ALIGNED))[..., :length]
+    return mask.expand(*query.shape[:3], length)
 
 
 def _batch_norm(
@@ -135,7 +148,15 @@ def _batch_norm_backward(
 
 def _suits_cudnn(x: Tensor, weight: Tensor | None) -> bool:
     """Tell whether PyTorch would leave this batch norm to cuDNN, and nothing more is kept by it."""
-    return weight is not None and x.dim() > 2 and x.is_contiguous()
+    return (
+        weight is not None
+        and torch.backends.cudnn.enabled
+        and x.dtype == weight.dtype
+        and x.dtype in (torch.float32, torch.float64)
+        and x.dim() > 2
+        and x.is_contiguous()
+        and not (x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last))
+    )
 
 
 _ON_CUDA: dict[Any, Callable[..., Any]] = {

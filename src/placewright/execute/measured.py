@@ -20,6 +20,7 @@ import numpy as np
 
 from placewright.errors import InputError
 from placewright.evaluate import Evaluations, Objective
+from placewright.execute._probe_memory import GPU_HEADROOM_BYTES
 from placewright.execute._wire import Failure, Job
 from placewright.execute.measuring import Effort, measure_jobs, memory_caps
 from placewright.execute.placed import free_bytes, sequence_of
@@ -139,7 +140,7 @@ class MeasuredEvaluator:
         return [outcome for outcome in self.outcomes.values() if outcome.failure is not None]
 
     def evaluate(self, candidates: Sequence[Candidate]) -> Evaluations:
-        """Measure candidates, one after the other; those that were measured before are not."""
+        """Measure candidates; those that were measured before are not measured again."""
         self.prepare()
         keys = [_key(candidate) for candidate in candidates]
         new = {
@@ -214,7 +215,11 @@ class MeasuredEvaluator:
         gpus = [d for d, kind in enumerate(cluster.device_kinds) if kind == "cuda"]
         if not gpus:
             return 1
-        rooms = (free_bytes(cluster.device_names[d]) // int(cluster.memory_bytes[d]) for d in gpus)
+        rooms = (
+            free_bytes(cluster.device_names[d])
+            // (int(cluster.memory_bytes[d]) + GPU_HEADROOM_BYTES)  # each has a context, too
+            for d in gpus
+        )
         return max(1, min(MAX_AT_ONCE, *rooms))
 
     def _measure(self, timelines: Sequence[Timeline]) -> list[Outcome]:

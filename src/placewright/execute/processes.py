@@ -71,8 +71,8 @@ class Template:
     """
     A process that holds a model, built and captured, and forks candidates.
 
-    It starts at once; `wait` waits until it is ready. One that has died is started again by the
-    next `start`.
+    It starts at once; `wait` waits until it is ready. One that has died is started again when a
+    candidate is asked for.
 
     Parameters
     ----------
@@ -188,11 +188,15 @@ class Template:
             except BaseException:
                 mine.close()
                 raise
-        return CandidateProcess(self, Wire(mine), pid, begin)
+        return CandidateProcess(self, Wire(mine), pid, begin, self._process)
 
-    def wait_for(self, pid: int, kills: bool) -> int | None:
-        """Give a forked process's exit code, negative for a signal; None if nobody knows it."""
-        if self._process is None:  # then it was killed with the template
+    def wait_for(self, pid: int, kills: bool, parent: subprocess.Popen[bytes] | None) -> int | None:
+        """
+        Give the exit code of a process that `parent` has forked, negative for a signal.
+
+        None if nobody knows it: it has ended with the template that it was forked from.
+        """
+        if self._process is None or self._process is not parent:
             return None
         try:
             return self._ask(-pid if kills else pid, Ended).code
@@ -250,9 +254,17 @@ class Template:
 class CandidateProcess:
     """A candidate in a process of its own. After a failure it has ended."""
 
-    def __init__(self, template: Template, wire: Wire, pid: int, begin: int) -> None:
+    def __init__(
+        self,
+        template: Template,
+        wire: Wire,
+        pid: int,
+        begin: int,
+        parent: subprocess.Popen[bytes] | None,
+    ) -> None:
         self.pid = pid
         self._template, self._wire, self._begin = template, wire, begin
+        self._parent = parent
         self._has_ended = False
 
     def begin(self, job: Job, limit_s: float) -> None:
@@ -355,4 +367,4 @@ class CandidateProcess:
     def _wait(self, kills: bool) -> int | None:
         self._has_ended = True
         self._wire.close()
-        return self._template.wait_for(self.pid, kills)
+        return self._template.wait_for(self.pid, kills, self._parent)

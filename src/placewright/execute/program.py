@@ -15,7 +15,7 @@ Rules:
   there; what is resident (a parameter) is fetched by a GPU where the sequence says so.
 * What an op makes out of nothing (``zeros``) it makes on its own device.
 * An op that draws random numbers has a generator seeded by the step and the op, so that what it
-  draws does not depend on the placement.
+  draws does not depend on the placement; but for those that cannot be given one (``rand``).
 
 Letters: ``N`` ops, ``T`` tensors.
 """
@@ -61,7 +61,6 @@ class Channel:
 
     source: int
     target: int
-    has_content: bool  # else it is a mere signal
 
 
 @dataclass(frozen=True, eq=False)
@@ -428,7 +427,7 @@ class _Compiler:
         if key not in self.boxes:
             source = self.placement[self.capture.graph.tensor_op[tensor]]
             self.boxes[key] = len(self.channels)
-            self.channels.append(Channel(source, target, bool(self.capture.tensor_nodes[tensor])))
+            self.channels.append(Channel(source, target))
         return self.boxes[key]
 
     def send(self, device: int, tensor: int) -> None:
@@ -563,7 +562,7 @@ class _Compiler:
         Tell whether a lane's segments can be recorded and replayed.
 
         It works for one GPU; a step has one part, for what the first of two leaves to the next may
-        be needed after it has run again; and no op draws random numbers, which differ every time.
+        be needed after it has run again; and no op has a generator, which is seeded at every step.
         """
         gpus = [d for d, device in enumerate(self.devices) if device.kind == "cuda"]
         if len(self.parts.ops) > 1 or gpus != [lane]:

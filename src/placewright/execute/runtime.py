@@ -13,8 +13,9 @@ from __future__ import annotations
 import _thread
 import itertools
 import linecache
+import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -80,6 +81,7 @@ class Runner:
         self.seed = 0  # of the step
         self.is_stopping = False
         self.is_broken = False
+        self._turn = threading.Lock()
         self.boxes = [_Box() for _ in program.channels]
         self.streams = {
             k: _Streams(device.torch_device)
@@ -128,17 +130,23 @@ class Runner:
         RuntimeError
             An earlier step failed in the middle; what it was computing is lost.
         """
-        if self.is_broken:
-            raise RuntimeError("A step of this plan failed before; make a new one.")
+        with self._turn:  # of several threads, one after the other
+            return self._run(part, fed, num_wanted, self.make_kept() if kept is None else kept)
+
+    def _run(
+        self, part: int, fed: Sequence[Tensor], num_wanted: int, kept: list[Any]
+    ) -> list[Tensor]:
+        if self.is_broken or not self._end.alive:
+            why = "A step of this plan failed before" if self.is_broken else "This step is closed"
+            raise RuntimeError(f"{why}; make a new one.")
         found: list[Any] = [None] * num_wanted
-        kept = self.make_kept() if kept is None else kept
         self.seed = int(torch.randint(2**31, ()))  # as `torch.manual_seed` wants it
+        self._wait_for_caller()
         lists = kept, fed, found
-        futures = [
-            self.lanes[lane].submit(partial(self._work, function, lane, lists))
-            for lane, function in self.functions[part].items()
-        ]
+        futures: list[Future[Any]] = []
         try:
+            for lane, function in self.functions[part].items():
+                futures.append(self.lanes[lane].submit(partial(self._work, function, lane, lists)))
             wait(futures)
         except BaseException:
             self._stop(futures)
@@ -149,6 +157,13 @@ class Runner:
             self.is_broken = True
             raise errors[0]
         return found
+
+    def _wait_for_caller(self) -> None:
+        """Have GPUs begin after what the caller's streams are doing now."""
+        for k, streams in self.streams.items():
+            now = torch.cuda.current_stream(self.devices[k].torch_device)
+            streams.compute.wait_stream(now)
+            streams.leave.wait_stream(now)  # parameters leave for CPUs at any time
 
     def make_kept(self) -> list[Any]:
         """Make room for what the first part leaves to the next."""
@@ -169,14 +184,13 @@ class Runner:
             raise
 
     def _work_on_gpus(self, function: Any, lane: int, lists: tuple[Any, ...]) -> None:
-        for k, streams in self.streams.items():
-            before = torch.cuda.default_stream(self.devices[k].torch_device)
-            streams.compute.wait_stream(before)
+        for streams in self.streams.values():
             torch.cuda.set_stream(streams.compute)
-        self._call(function, lane, lists)
-        for k, streams in self.streams.items():
-            streams.compute.synchronize()
-            torch.cuda.default_stream(self.devices[k].torch_device).wait_stream(streams.compute)
+        try:
+            self._call(function, lane, lists)
+        finally:
+            for streams in self.streams.values():
+                streams.compute.synchronize()
 
     def _call(self, function: Any, lane: int, lists: tuple[Any, ...]) -> None:
         segments = self.segments.get(lane)
@@ -193,9 +207,9 @@ class Runner:
 
     def _stop(self, futures: Sequence[Future[Any]]) -> None:
         """Stop all lanes and wait for them."""
+        self.is_broken = True
         self._release()
         wait(futures)
-        self.is_broken = True
 
     def _release(self) -> None:
         self.is_stopping = True
@@ -234,7 +248,9 @@ class Runner:
         tensor = tensor.detach()
         if self._fixed(device) is None:
             return tensor.to(self.devices[device].torch_device, non_blocking=True)
-        return self._room(device, ("feed", number), tensor).copy_(tensor, non_blocking=True)
+        # As large as it looks: one row may stand for many.
+        make = partial(torch.empty_like, tensor, device=self.devices[device].torch_device)
+        return self._fixed_room(device, ("feed", number), make).copy_(tensor, non_blocking=True)
 
     def _give(self, device: int, tensor: Tensor) -> Tensor:
         """Give a tensor to the caller: one that the next step does not write to."""
@@ -248,6 +264,9 @@ class Runner:
     def _room(self, device: int, key: tuple[str, int], tensor: Tensor) -> Tensor:
         """Make room on a device for a copy, or find what there is."""
         make = partial(_blank, tensor, device=self.devices[device].torch_device)
+        return self._fixed_room(device, key, make)
+
+    def _fixed_room(self, device: int, key: tuple[str, int], make: Callable[[], Tensor]) -> Tensor:
         segments = self._fixed(device)
         return make() if segments is None else segments.room(key, make)
 
