@@ -3,7 +3,8 @@ The papers' setting on this machine: `hierarchical` learns from measured step ti
 
 ``python -m benchmarks.learn_measured --devices cpu:0,cpu:1 --out DIR`` trains two branches of a
 perceptron on two cores; with ``--devices cpu:0,cuda:0 --model wide --memory cuda:0=256MiB`` a wide
-perceptron runs on a GPU that is too small for it and a core. Every sample is run, none simulated.
+perceptron runs on a GPU that is too small for it and a core. A sample's reward is its measured step
+time; the simulator gives only the order of its ops.
 The plan that comes of it is measured again, its steps taking turns with those of every single
 device and of the placers by rule. DIR has the figures, the plan and the history, of which
 ``placewright curves DIR`` draws the curve.

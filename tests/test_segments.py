@@ -146,13 +146,13 @@ def test_replayed_segments_give_the_same_to_the_bit(name, seed, box, recorded): 
     assert not torch.equal(found[0][0], found[-1][0])  # it has learnt
 
 
-def test_a_step_with_one_device_is_one_segment(box):  # noqa: F811
+def test_nothing_is_recorded_on_a_cpu(box):  # noqa: F811
     module, inputs, given = step_of("tiny-gpt2")
     step = pw.capture(module, inputs, **given)
     problem = pw.Problem(step.graph, box)
     timeline = pw.simulate(problem, np.zeros(problem.num_ops, dtype=np.int64))
     placed = PlacedStep.of_timeline(step, copy.deepcopy(module), timeline)
-    assert not placed.runner.program.recorded  # nothing is recorded on a CPU
+    assert not placed.runner.program.recorded
     placed.close()
 
 

@@ -95,8 +95,8 @@ def flush_denormals(step: PlacedStep) -> None:
     Have CPUs take numbers that are too small for full precision as zero.
 
     Steps that run again and again on the same inputs learn these by heart, until gradients are all
-    but zero, and some processors need a hundred times as long for such numbers. No training on
-    data has them.
+    but zero, and some processors take much longer for such numbers. Training on data hardly meets
+    them.
     """
     for lane in step.runner.lanes.values():
         lane.submit(lambda: torch.set_flush_denormal(True)).result()
