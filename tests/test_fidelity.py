@@ -28,14 +28,12 @@ from placewright.errors import InputError
 from placewright.execute import calibration as calibrating
 from placewright.execute.calibration import (
     Calibration,
-    Constants,
-    KindConstants,
-    Replay,
     conformal_ends,
     interval,
     predict,
     probability_faster,
 )
+from placewright.execute.replay import Constants, KindConstants, Replay
 from placewright.execute.replayed_peaks import replayed_peaks
 from placewright.graph_file import Op, Output
 from placewright.load import load_model

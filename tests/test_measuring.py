@@ -161,6 +161,9 @@ class MadeUp:
         self.median_s, self.fails_after, self.seed = median_s, fails_after, seed
         self.num_steps, self.is_open, self.turns = 0, True, []
 
+    def ready(self, limit_s):
+        pass
+
     def run(self, num_steps, limit_s):
         self.turns.append(num_steps)
         self.num_steps += num_steps
@@ -179,7 +182,7 @@ class MadeUpTemplate:
     def __init__(self, **made):
         self.made = made
 
-    def start(self, job, limit_s):
+    def begin(self, job, limit_s):
         return self.made[job.device_names[0]]
 
 

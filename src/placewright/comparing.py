@@ -16,7 +16,8 @@ import numpy as np
 
 from placewright.errors import InputError
 from placewright.evaluate import Objective
-from placewright.execute.calibration import Calibration, Replay, probability_faster
+from placewright.execute.calibration import Calibration, probability_faster
+from placewright.execute.replay import Replay
 from placewright.placing import PLACERS, Result, place
 from placewright.policies.learned import POLICIES
 from placewright.problem import Problem

@@ -17,12 +17,10 @@ from placewright.bench.fidelity_plans import NEAR
 from placewright.errors import InputError
 from placewright.execute.calibration import (
     Calibration,
-    Constants,
-    KindConstants,
-    Replay,
     interval,
 )
 from placewright.execute.op_times import torch_version
+from placewright.execute.replay import Constants, KindConstants, Replay
 
 FloatArray = NDArray[np.float64]
 
@@ -51,6 +49,7 @@ GLOBALS = (
     Global("weights_factor", 1.0, 1.0, 20.0),
     Global("step_overhead_s", 0.0, 0.5, 100.0, unit=1e-4),
     Global("wake_factor", 1.0, 1.0, 20.0),
+    Global("hand_over_s", 0.0, 1.0, 100.0, unit=1e-5),
     Global("staging_factor", 0.0, 0.5, 50.0),
     Global("idle_gain", 0.0, 0.05, 0.6),
 )

@@ -28,10 +28,10 @@ from placewright.errors import InputError
 from placewright.execute.calibration import (
     COVERAGE,
     Calibration,
-    Replay,
     calibrated_devices,
     conformal_ends,
 )
+from placewright.execute.replay import Replay
 from placewright.execute.replayed_peaks import replayed_peaks
 from placewright.problem import Candidate
 from placewright.report.scatter import Panel
@@ -208,8 +208,10 @@ def _constants(calibration: Calibration) -> Table:
     rows.append(("a transfer, more", format_time(constants.transfer_overhead_s)))
     rows.append(("a transfer's bytes by bandwidth, times", f"{constants.copy_factor:.3f}"))
     rows.append(("a weight's bytes by bandwidth, times", f"{constants.weights_factor:.3f}"))
-    rows.append(("latency where a core waits, times", f"{constants.wake_factor:.3f}"))
+    rows.append(("latency where it counts, times", f"{constants.wake_factor:.3f}"))
     if {"cpu", "cuda"} <= constants.kinds.keys():
+        words = "a thread, for a tensor between a CPU and a GPU"
+        rows.append((words, format_time(constants.hand_over_s)))
         words = "a CPU's time to send to a GPU, of the transfer's"
         rows.append((words, f"{constants.staging_factor:.3f}"))
     rows.append(("a step, more", format_time(constants.step_overhead_s)))

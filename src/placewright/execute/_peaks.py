@@ -1,7 +1,8 @@
 """
 How much memory each device holds at most in a step, measured.
 
-A GPU's allocator counts for itself. CPU devices share one process: one more step runs under
+A GPU's allocator counts for itself; what a library keeps there from its first call on, whatever the
+plan, is not the step's (`probe` leaves room for it). CPU devices share one process: one more step runs under
 PyTorch's profiler, which tells every allocation with its address and thread. What a lane allocates
 is its device's until it is released, by whichever thread; parameters, buffers, optimiser state and
 inputs are added as they are. Not counted on CPUs is what arrives from a GPU in pinned memory.
@@ -33,6 +34,8 @@ def measure_peaks(
     """
     Run a step and give the most that each device held in it, or since the process began on GPUs.
 
+    The step ends with that.
+
     Parameters
     ----------
     step
@@ -50,13 +53,24 @@ def measure_peaks(
     for tensor, name in zip(fed, fed_devices, strict=True):
         held[name] += tensor.untyped_storage().nbytes()
     peaks = _allocated_peaks(step, fed)
+    step.close()
+    kept = _library_bytes([d.torch_device for d in devices if d.kind == "cuda"])
     found: dict[str, int | None] = {}
     for k, device in enumerate(devices):
         if device.kind == "cuda":
-            found[device.name] = int(torch.cuda.max_memory_allocated(device.torch_device))
+            most = torch.cuda.max_memory_allocated(device.torch_device)
+            found[device.name] = int(most) - kept[device.torch_device]
         else:
             found[device.name] = None if peaks is None else held[device.name] + peaks[k]
     return found
+
+
+def _library_bytes(gpus: Sequence[torch.device]) -> dict[torch.device, int]:
+    """Give what matrix products keep for themselves on GPUs, and give it back: nothing may run."""
+    before = {gpu: torch.cuda.memory_allocated(gpu) for gpu in gpus}
+    if gpus:
+        torch._C._cuda_clearCublasWorkspaces()
+    return {gpu: before[gpu] - torch.cuda.memory_allocated(gpu) for gpu in gpus}
 
 
 def _allocated_peaks(step: PlacedStep, fed: Sequence[Tensor]) -> Mapping[int, int] | None:

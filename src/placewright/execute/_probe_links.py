@@ -1,9 +1,10 @@
 """
 Timing copies between devices.
 
-This module owns what a copy between two devices is. From core to core: the sender makes a tensor
-and releases a lock, the receiver waits for that lock and copies the tensor to memory of its own.
-To and from a GPU: from its issue, out of pinned memory (or not), until it has arrived.
+This module owns what a copy between two devices is: what the executor does, from when a tensor is
+made until the receiver can use it. From core to core the receiver copies what the sender has made.
+To and from a GPU that way, of a tensor of few bytes, is the latency; the bandwidth is that of
+copies from issue to arrival, out of pinned memory (or not).
 """
 
 from __future__ import annotations
@@ -11,20 +12,20 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import permutations
-from threading import Lock
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from placewright.execute._boxes import Box
+from placewright.execute._copies import GpuWay, Streams, blank, pinned
 from placewright.execute._probe_fit import fit_link
 from placewright.execute.devices import Lane, RealDevice
 
 WARM_UPS = 2
-PATIENCE_S = 60.0
-"""How long either side of a hand-over waits for the other, which may have failed."""
 
 
 @dataclass(frozen=True)
@@ -53,60 +54,120 @@ def time_links(
     links, pageable = {}, {}
     for ends in permutations(range(len(devices)), 2):
         source, target = (devices[end] for end in ends)
+        sender, receiver = (lanes[end] for end in ends)
         if source.kind == target.kind == "cpu":
-            links[ends] = _hand_over(lanes[ends[0]], lanes[ends[1]], sizes, num_repeats)
+            times = _hand_over(_FromCore(), sender, receiver, sizes, num_repeats)
+            links[ends] = LinkFigures(*fit_link(times))
             continue
-        lane = lanes[ends[1] if target.kind == "cuda" else ends[0]]
+        lane = receiver if target.kind == "cuda" else sender
         links[ends] = _copy(lane, source, target, sizes, num_repeats, is_pinned=True)
         if source.kind != target.kind:
             pageable[ends] = _copy(lane, source, target, sizes, num_repeats, is_pinned=False)
+            way = _FromGpu(source) if source.kind == "cuda" else _ToGpu(target)
+            [(size, time_s)] = _hand_over(way, sender, receiver, sizes[:1], num_repeats).items()
+            latency_s = max(time_s - size / links[ends].bytes_per_s, 0.0)
+            links[ends] = replace(links[ends], latency_s=latency_s)
     return Links(links, pageable)
 
 
-def _hand_over(sender: Lane, receiver: Lane, sizes: Sequence[int], num_repeats: int) -> LinkFigures:
+class _Way(Protocol):
+    """How a tensor gets from one device to another, as the executor has it."""
+
+    def make(self, size: int, value: float) -> Tensor:
+        """Make a tensor on the sender's device."""
+
+    def send(self, tensor: Tensor) -> Any:
+        """Do the sender's part, and give what the receiver needs."""
+
+    def receive(self, content: Any) -> None:
+        """Do the receiver's part."""
+
+
+class _FromCore:
+    def make(self, size: int, value: float) -> Tensor:
+        # Making it leaves it in the sender's cache, where a reader on another core finds it.
+        return torch.full((size // 4,), value)
+
+    def send(self, tensor: Tensor) -> Any:
+        return tensor
+
+    def receive(self, content: Any) -> None:
+        blank(content).copy_(content)
+
+
+class _ToGpu(_FromCore):
+    def __init__(self, device: RealDevice) -> None:
+        self._device = device.torch_device
+
+    def send(self, tensor: Tensor) -> Any:
+        return pinned(tensor)
+
+    def receive(self, content: Any) -> None:
+        blank(content, device=self._device).copy_(content, non_blocking=True)
+        torch.cuda.current_stream(self._device).synchronize()
+
+
+class _FromGpu:
+    def __init__(self, device: RealDevice) -> None:
+        self._device = device.torch_device
+        self._streams = Streams(self._device)
+        self._way = GpuWay(self._streams)
+
+    def make(self, size: int, value: float) -> Tensor:
+        torch.cuda.set_stream(self._streams.compute)
+        made = torch.full((size // 4,), value, device=self._device)
+        self._streams.compute.synchronize()
+        return made
+
+    def send(self, tensor: Tensor) -> Any:
+        return self._way.leave(tensor)
+
+    def receive(self, content: Any) -> None:
+        self._way.done.synchronize()
+
+
+def _hand_over(
+    way: _Way, sender: Lane, receiver: Lane, sizes: Sequence[int], num_repeats: int
+) -> dict[int, float]:
+    """Time how tensors of several sizes get from one lane to another."""
     times = {}
     for size in sizes:
-        relay = _Relay(size, num_repeats + WARM_UPS)
+        relay = _Relay(way, size, num_repeats + WARM_UPS)
         futures = sender.submit(relay.send), receiver.submit(relay.receive)
         for future in futures:
             future.result()
         times[size] = statistics.median(relay.times[WARM_UPS:])
-    return LinkFigures(*fit_link(times))
+    return times
 
 
 class _Relay:
-    """One tensor after the other from one thread to another."""
+    """One tensor after the other from one thread to another; who fails lets the other go on."""
 
-    def __init__(self, size: int, count: int) -> None:
+    def __init__(self, way: _Way, size: int, count: int) -> None:
         self.times: list[float] = []
-        self._size, self._count = size, count
-        self._made, self._taken = Lock(), Lock()
-        self._made.acquire()
-        self._taken.acquire()
-        self._tensor = torch.empty(0)
-        self._sent = 0.0
+        self._way, self._size, self._count = way, size, count
+        self._made, self._taken = Box(), Box()
 
     def send(self) -> None:
-        for k in range(self._count):
-            # Making it leaves it in the sender's cache, where a reader on another core finds it.
-            self._tensor = torch.full((self._size // 4,), float(k))
-            self._sent = time.perf_counter()
-            self._made.release()
-            _take(self._taken)
+        try:
+            for k in range(self._count):
+                tensor = self._way.make(self._size, float(k))
+                sent_s = time.perf_counter()
+                self._made.put((self._way.send(tensor), sent_s))
+                if self._taken.take() is None:
+                    return
+        finally:
+            self._made.open()
 
     def receive(self) -> None:
-        for _ in range(self._count):
-            _take(self._made)
-            theirs = self._tensor
-            ours = torch.empty_strided(theirs.shape, theirs.stride())
-            ours.copy_(theirs)
-            self.times.append(time.perf_counter() - self._sent)
-            self._taken.release()
-
-
-def _take(lock: Lock) -> None:
-    if not lock.acquire(timeout=PATIENCE_S):
-        raise TimeoutError("The other side of a hand-over did not answer.")
+        try:
+            while len(self.times) < self._count and (found := self._made.take()) is not None:
+                content, sent_s = found
+                self._way.receive(content)
+                self.times.append(time.perf_counter() - sent_s)
+                self._taken.put(True)
+        finally:
+            self._taken.open()
 
 
 def _copy(

@@ -174,7 +174,9 @@ def measure_jobs(
     try:
         for name, job in jobs.items():
             racers.append(_Racer(name, effort))
-            racers[-1].start(template, job)
+            racers[-1].begin(template, job)
+        for racer in racers:
+            racer.get_ready()
         for racer in racers:
             racer.warm_up()
         _take_turns(racers, effort, drops, np.random.default_rng(seed))
@@ -227,11 +229,19 @@ class _Racer:
         is_narrow = self.interval.half_width <= self.effort.target
         return is_narrow or self.num_steps >= self.effort.max_steps
 
-    def start(self, template: Template, job: Job) -> None:
+    def begin(self, template: Template, job: Job) -> None:
         try:
-            self.process = template.start(job, self.effort.answer_s)
+            self.process = template.begin(job, self.effort.answer_s)
         except CandidateError as failed:
             self._fail(failed)
+
+    def get_ready(self) -> None:
+        """Wait until it can run; all others that have begun get ready meanwhile."""
+        if self.process is not None:
+            try:
+                self.process.ready(self.effort.answer_s)
+            except CandidateError as failed:
+                self._fail(failed)
 
     def run(self, num_steps: int) -> list[float]:
         if self.process is None:

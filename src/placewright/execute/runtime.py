@@ -10,7 +10,6 @@ A step that fails, or is interrupted, in one lane is stopped in all.
 
 from __future__ import annotations
 
-import _thread
 import itertools
 import linecache
 import threading
@@ -18,13 +17,14 @@ import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from contextlib import nullcontext
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from placewright.execute._boxes import Box
+from placewright.execute._copies import GpuWay, Streams, blank, pinned
 from placewright.execute.devices import Lane, RealDevice
 from placewright.execute.graphs import CudaRecorder, Segments
 from placewright.execute.program import Channel, Program, lanes_of
@@ -35,27 +35,6 @@ _NUMBERS = itertools.count()
 
 class StoppedError(Exception):
     """Another lane failed; this one stops too."""
-
-
-@dataclass(eq=False)
-class _Box:
-    """A place where one lane leaves something for another, once a step."""
-
-    content: Any = None
-    lock: Any = field(default_factory=_thread.allocate_lock)
-
-    def __post_init__(self) -> None:
-        self.lock.acquire()
-
-
-class _Streams:
-    """A GPU's streams: one to compute on, one for copies from it, one for copies to it."""
-
-    def __init__(self, device: torch.device) -> None:
-        make: Any = torch.cuda.Stream  # without types
-        self.compute: torch.cuda.Stream = make(device)
-        self.leave: torch.cuda.Stream = make(device)
-        self.arrive: torch.cuda.Stream = make(device)
 
 
 class Runner:
@@ -82,11 +61,16 @@ class Runner:
         self.is_stopping = False
         self.is_broken = False
         self._turn = threading.Lock()
-        self.boxes = [_Box() for _ in program.channels]
+        self.boxes = [Box() for _ in program.channels]
         self.streams = {
-            k: _Streams(device.torch_device)
+            k: Streams(device.torch_device)
             for k, device in enumerate(devices)
             if device.kind == "cuda"
+        }
+        self.ways = {
+            number: GpuWay(self.streams[d])
+            for number, channel in enumerate(program.channels)
+            if (d := self._gpu_of(channel)) is not None
         }
         self.segments = {lane: self._segments(lane) for lane in program.recorded}
         used = sorted({lane for part in program.sources for lane in part})
@@ -114,6 +98,10 @@ class Runner:
             weakref.finalize(self, linecache.cache.pop, file, None)
         exec(compile(source, file, "exec"), names)
         return names["run"]
+
+    def _gpu_of(self, channel: Channel) -> int | None:
+        """Find the GPU whose streams copy what goes this way; None between CPUs."""
+        return next((d for d in (channel.target, channel.source) if d in self.streams), None)
 
     def _segments(self, lane: int) -> Segments:
         device = self.devices[lane].torch_device
@@ -214,11 +202,7 @@ class Runner:
     def _release(self) -> None:
         self.is_stopping = True
         for box in self.boxes:
-            if box.lock.locked():
-                try:
-                    box.lock.release()
-                except RuntimeError:  # someone else has just done it
-                    continue
+            box.open()
 
     def close(self) -> None:
         """End the lanes' threads; done in any case when nobody needs the runner any more."""
@@ -227,21 +211,17 @@ class Runner:
     # What lanes call.
 
     def _put(self, number: int, content: Any) -> None:
-        box = self.boxes[number]
-        box.content = content
         try:
-            box.lock.release()
+            self.boxes[number].put(content)
         except RuntimeError:
             if self.is_stopping:  # all were released to wake their lanes
                 raise StoppedError from None
             raise
 
     def _take(self, number: int) -> Any:
-        box = self.boxes[number]
-        box.lock.acquire()
+        content = self.boxes[number].take()
         if self.is_stopping:
             raise StoppedError
-        content, box.content = box.content, None
         return content
 
     def _feed(self, device: int, number: int, tensor: Tensor) -> Tensor:
@@ -263,7 +243,7 @@ class Runner:
 
     def _room(self, device: int, key: tuple[str, int], tensor: Tensor) -> Tensor:
         """Make room on a device for a copy, or find what there is."""
-        make = partial(_blank, tensor, device=self.devices[device].torch_device)
+        make = partial(blank, tensor, device=self.devices[device].torch_device)
         return self._fixed_room(device, key, make)
 
     def _fixed_room(self, device: int, key: tuple[str, int], make: Callable[[], Tensor]) -> Tensor:
@@ -282,19 +262,18 @@ class Runner:
     def _send(self, number: int, tensor: Tensor) -> None:
         channel, source, target = self._kinds(number)
         if source == "cpu":
-            self._put(number, _pinned(tensor) if target == "cuda" else tensor)
+            self._put(number, pinned(tensor) if target == "cuda" else tensor)
+        elif target == "cuda":
+            self._put(number, (tensor, self.streams[channel.source].compute.record_event()))
         else:
-            streams = self.streams[channel.source]
-            if target == "cpu":
-                made, event = _leave(tensor, streams)
-                segments = self._fixed(channel.source)
-                if segments is None:
-                    tensor.record_stream(streams.leave)
-                else:
-                    segments.hold(tensor, event)
-                self._put(number, (made, event))
+            way = self.ways[number]
+            made = way.leave(tensor)
+            segments = self._fixed(channel.source)
+            if segments is None:
+                tensor.record_stream(self.streams[channel.source].leave)
             else:
-                self._put(number, (tensor, streams.compute.record_event()))
+                segments.hold(tensor, way.done)
+            self._put(number, made)
 
     def _receive(self, number: int) -> Tensor:
         return self._accept(number, self._take(number))
@@ -304,46 +283,30 @@ class Runner:
 
     def _accept(self, number: int, content: Any) -> Tensor:
         channel, source, target = self._kinds(number)
-        if target == "cuda":
-            streams = self.streams[channel.target]
-            if source == "cpu":
-                tensor = content
-            else:
-                tensor, event = content
-                streams.arrive.wait_event(event)
-            made, event = self._begin(number, tensor)
-            streams.compute.wait_event(event)
+        if source == "cuda" and target == "cpu":
+            self.ways[number].done.synchronize()
+            made: Tensor = content
             return made
         if source == "cuda":
-            tensor, event = content
-            event.synchronize()
-            return tensor  # type: ignore[no-any-return]
-        return self._room(channel.target, ("box", number), content).copy_(content)
+            content, event = content
+            self.streams[channel.target].compute.wait_event(event)
+        made = self._room(channel.target, ("box", number), content)
+        return made.copy_(content, non_blocking=True)
 
     def _fetch(self, number: int, tensor: Tensor) -> Tensor:
         channel, source, target = self._kinds(number)
-        if target == "cuda":
-            made, self.boxes[number].content = self._begin(number, tensor)
-            return made
-        if source == "cuda":
-            with torch.cuda.stream(self.streams[channel.source].leave):
-                return tensor.to("cpu")
-        return self._room(channel.target, ("box", number), tensor).copy_(tensor)
-
-    def _begin(self, number: int, tensor: Tensor) -> tuple[Tensor, torch.cuda.Event]:
-        """Begin to copy a tensor to a GPU, beside what it computes."""
-        target = self.program.channels[number].target
-        made, streams = self._room(target, ("box", number), tensor), self.streams[target]
-        streams.arrive.wait_event(streams.compute.record_event())
-        with torch.cuda.stream(streams.arrive):
-            made.copy_(tensor, non_blocking=True)
-        return made, streams.arrive.record_event()
+        if source == "cuda" and target == "cpu":
+            return self.ways[number].fetch(tensor)
+        made = self._room(channel.target, ("box", number), tensor)
+        if target == "cpu":
+            return made.copy_(tensor)
+        self.ways[number].arrive(made, tensor)
+        return made
 
     def _arrive(self, number: int) -> None:
         """Let a GPU wait for what it has begun to fetch."""
-        channel, event = self.program.channels[number], self.boxes[number].content
-        if event is not None:
-            self.streams[channel.target].compute.wait_event(event)
+        target = self.program.channels[number].target
+        self.streams[target].compute.wait_event(self.ways[number].done)
 
     def _signal(self, number: int) -> None:
         channel, source, _ = self._kinds(number)
@@ -369,27 +332,3 @@ def _close(lanes: Sequence[Lane], segments: Sequence[Segments]) -> None:
 def _compiled(function: Any) -> Any:
     """Have PyTorch compile a segment, when it is first called."""
     return torch.compile(function, fullgraph=True, dynamic=False)
-
-
-def _blank(tensor: Tensor, **options: Any) -> Tensor:
-    """
-    Make room for a copy, with the same strides: some kernels round otherwise on other strides.
-
-    So a copy of a slice takes as much memory as the rows that it is a part of.
-    """
-    return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, **options)
-
-
-def _pinned(tensor: Tensor) -> Tensor:
-    if tensor.is_pinned():
-        return tensor
-    return _blank(tensor, pin_memory=True).copy_(tensor)
-
-
-def _leave(tensor: Tensor, streams: _Streams) -> tuple[Tensor, torch.cuda.Event]:
-    """Copy a tensor to pinned memory, beside what the GPU computes next."""
-    made = _blank(tensor, pin_memory=True)
-    streams.leave.wait_event(streams.compute.record_event())
-    with torch.cuda.stream(streams.leave):
-        made.copy_(tensor, non_blocking=True)
-    return made, streams.leave.record_event()

@@ -1,0 +1,83 @@
+"""
+Copies to and from GPUs, beside what these compute.
+
+This module owns a GPU's streams, and the events that keep copies and computing in order. A tensor
+leaves for pinned memory on a stream of its own. One that is fetched ahead arrives on another; one
+that is needed at once is copied by the stream that computes, which would have to wait for it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class Streams:
+    """A GPU's streams: one to compute on, one for copies from it, one for copies to it."""
+
+    def __init__(self, device: torch.device) -> None:
+        make: Any = torch.cuda.Stream  # without types
+        self.compute: torch.cuda.Stream = make(device)
+        self.leave: torch.cuda.Stream = make(device)
+        self.arrive: torch.cuda.Stream = make(device)
+
+
+class GpuWay:
+    """
+    One tensor's way from a GPU or to it, with events that every step uses again.
+
+    Who waits for one of them waits for the copy of this step, or, if that is over, of a later one.
+    """
+
+    def __init__(self, streams: Streams) -> None:
+        self._streams = streams
+        self._ready: Any = torch.cuda.Event()
+        self.done: Any = torch.cuda.Event()
+
+    def leave(self, tensor: Tensor) -> Tensor:
+        """Begin to copy a tensor to pinned memory, after what the GPU was given to compute."""
+        made = blank(tensor, pin_memory=True)
+        self._copy_beside(made, tensor, self._streams.leave)
+        return made
+
+    def arrive(self, made: Tensor, tensor: Tensor) -> None:
+        """Begin to copy a tensor to its room on the GPU, beside what is computed next."""
+        self._copy_beside(made, tensor, self._streams.arrive)
+
+    def fetch(self, tensor: Tensor) -> Tensor:
+        """Copy what nobody is computing from the GPU, for a CPU's thread, and wait for it."""
+        made = blank(tensor, pin_memory=True)
+        with torch.cuda.stream(self._streams.leave):
+            made.copy_(tensor, non_blocking=True)
+        self.done.record(self._streams.leave)
+        self.done.synchronize()
+        return made
+
+    def _copy_beside(self, made: Tensor, tensor: Tensor, stream: torch.cuda.Stream) -> None:
+        compute = self._streams.compute
+        self._ready.record(compute)
+        stream.wait_event(self._ready)
+        torch.cuda.set_stream(stream)
+        try:
+            made.copy_(tensor, non_blocking=True)
+        finally:
+            torch.cuda.set_stream(compute)
+        self.done.record(stream)
+
+
+def blank(tensor: Tensor, **options: Any) -> Tensor:
+    """
+    Make room for a copy, with the same strides: some kernels round otherwise on other strides.
+
+    So a copy of a slice takes as much memory as the rows that it is a part of.
+    """
+    return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, **options)
+
+
+def pinned(tensor: Tensor) -> Tensor:
+    """Give a CPU's tensor in pinned memory."""
+    if tensor.is_pinned():
+        return tensor
+    return blank(tensor, pin_memory=True).copy_(tensor)

@@ -1,0 +1,235 @@
+"""
+A plan as its devices run it: `Replay`, and the constants that it is run with.
+
+This module owns what the executor does and the simulator does not:
+
+* Ops run in the order of the plan, whatever becomes ready first.
+* A tensor from one CPU device to another is copied by the receiver, before its first reader there,
+  and the receiver computes nothing meanwhile. The link's latency is what it takes to wake up, so
+  a receiver that finds the tensor made has none.
+* One thread issues what all GPUs do. It waits for what comes from a CPU and takes some time for
+  every tensor that comes or goes; a GPU begins nothing before it was issued. What arrives for its
+  next op is copied before that, what leaves is copied beside computing.
+* A CPU device takes as long for every tensor that it exchanges with a GPU, and puts what it sends
+  into pinned memory. It computes nothing meanwhile. A parameter that is on a GPU it copies itself.
+* Cores that idle leave memory and caches to the others.
+
+Letters: ``D`` devices, ``R`` rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numba
+import numpy as np
+
+from placewright.costs import PS_PER_S
+from placewright.graph import BoolArray, FloatArray, IdArray
+from placewright.timeline import Timeline
+
+
+class KindConstants(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What ops take on a kind of device."""
+
+    op_factor: float = 1.0  # on op times
+    op_overhead_s: float = 0.0  # beside it, for every op that takes time
+
+
+class Constants(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What is fitted; by itself, nothing beyond op times and links."""
+
+    kinds: Mapping[str, KindConstants] = {}  # by kind of device
+    transfer_overhead_s: float = 0.0  # beside a link's latency, for every transfer
+    copy_factor: float = 1.0  # on a transfer's bytes by the link's bandwidth,
+    weights_factor: float = 1.0  # and on those of weights: nobody's cache has just been given them
+    step_overhead_s: float = 0.0  # once a step
+    wake_factor: float = 1.0  # on a link's latency
+    hand_over_s: float = 0.0  # of a thread, for every tensor between a CPU and a GPU
+    staging_factor: float = 0.0  # of a transfer to a GPU's time, that its CPU takes to prepare it
+    idle_gain: float = 0.0  # share of its time that a CPU device's op saves while others idle
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Replay:
+    """
+    A plan, reduced to where devices send and receive, in the order of the plan.
+
+    Between two rows a device just works on, so all that is needed of its ops, up to there, is their
+    times' sum and their number.
+    """
+
+    kinds: tuple[str, ...]  # [D]
+    device: IdArray  # [R] that sends or receives
+    other: IdArray  # [R] the other end
+    is_sent: BoolArray  # [R] or else received
+    sender: IdArray  # [R] of what is received, the row in which it was sent; -1: a parameter
+    work: FloatArray  # [R, 2] the device's before it: seconds, ops
+    latency_s: FloatArray  # [R] zero where there is nothing to copy, unless a core waits
+    copy_s: FloatArray  # [R] bytes by bandwidth
+    total_work: FloatArray  # [D, 2]
+
+    @classmethod
+    def of(cls, timeline: Timeline) -> Replay:
+        """Reduce a simulated plan."""
+        return _reduce(timeline)
+
+    def time_s(self, constants: Constants) -> float:
+        """Give how long a step takes."""
+        scale = np.array(
+            [
+                (each.op_factor, each.op_overhead_s)
+                for each in (constants.kinds.get(kind, KindConstants()) for kind in self.kinds)
+            ]
+        )
+        time_s = self._run(constants, scale)
+        is_cpu = np.array([kind == "cpu" for kind in self.kinds])
+        if constants.idle_gain > 0 and is_cpu.sum() > 1 and time_s > 0:
+            # Op times are those with all cores at work. Where the others are known to idle for a
+            # part of the step, that part of an op's time, on average, is shorter.
+            work_s = (self.total_work * scale).sum(axis=1)
+            others_s = (work_s[is_cpu].sum() - work_s) / (is_cpu.sum() - 1)
+            idle = np.where(is_cpu, 1 - np.minimum(others_s / time_s, 1.0), 0.0)
+            time_s = self._run(constants, scale * (1 - constants.idle_gain * idle)[:, None])
+        return time_s + constants.step_overhead_s
+
+    def _run(self, constants: Constants, scale: FloatArray) -> float:
+        """Go from row to row; `scale` is on each device's work, [D, 2]."""
+        is_weight = ~self.is_sent & (self.sender < 0)
+        factor = np.where(is_weight, constants.weights_factor, constants.copy_factor)
+        overhead_s = np.where(self.copy_s > 0, constants.transfer_overhead_s, 0.0)
+        time_s: float = _go(
+            np.array([kind == "cuda" for kind in self.kinds]),
+            self.device,
+            self.other,
+            self.is_sent,
+            self.sender,
+            (self.work * scale[self.device]).sum(axis=1),
+            self.latency_s * constants.wake_factor,
+            overhead_s + self.copy_s * factor,
+            self.copy_s * constants.staging_factor,
+            np.where(self.copy_s > 0, constants.hand_over_s, 0.0),
+            (self.total_work * scale).sum(axis=1),
+        )
+        return time_s
+
+
+@numba.njit(nogil=True, cache=True)
+def _go(
+    is_gpu: Any,  # [D]
+    device: Any,
+    other: Any,
+    is_sent: Any,
+    sender: Any,
+    work: Any,
+    latency: Any,
+    copy: Any,
+    staging: Any,
+    hand_over: Any,
+    total: Any,  # [D]
+) -> float:
+    """Give when the last device is done; all times in seconds."""
+    num_devices, num_rows = len(is_gpu), len(device)
+    waited = np.zeros(num_devices)  # by each CPU so far
+    issued = 0.0  # all that GPUs were told so far
+    done = np.zeros(num_devices)  # when each GPU is
+    worked = np.zeros(num_devices)  # by each GPU up to then
+    free = np.zeros((num_devices, num_devices))  # when a link to or from a GPU is
+    there = np.zeros(num_rows)  # when what was sent can be received
+    for r in range(num_rows):
+        d, o = device[r], other[r]
+        if is_gpu[d]:
+            if work[r] > worked[d]:
+                done[d] = max(done[d], issued) + work[r] - worked[d]
+                worked[d] = work[r]
+            if is_sent[r]:
+                issued += hand_over[r]
+                begin = max(max(done[d], issued), free[d, o])
+                there[r] = free[d, o] = begin + latency[r] + copy[r]
+            elif sender[r] < 0:  # fetched ahead
+                issued += hand_over[r]
+                free[o, d] += latency[r] + copy[r]
+                done[d] = max(done[d], free[o, d])
+            elif is_gpu[o]:
+                done[d] = max(done[d], there[sender[r]])
+            else:
+                issued = max(issued, there[sender[r]]) + hand_over[r]
+                done[d] = max(done[d], issued) + latency[r] + copy[r]
+            continue
+        now = work[r] + waited[d]
+        if is_sent[r]:
+            if is_gpu[o]:
+                waited[d] += hand_over[r] + staging[r]
+            there[r] = work[r] + waited[d]
+            continue
+        ready = 0.0 if sender[r] < 0 else there[sender[r]]
+        if not is_gpu[o]:
+            end = (ready + latency[r] if ready > now else now) + copy[r]
+        elif sender[r] < 0:
+            end = now + hand_over[r] + latency[r] + copy[r]
+        else:
+            end = max(now, ready) + hand_over[r]
+        waited[d] += end - now
+    last = 0.0
+    for d in range(num_devices):
+        if is_gpu[d]:
+            left = total[d] - worked[d]
+            end = max(done[d], issued) + left if left > 0 else done[d]
+        else:
+            end = total[d] + waited[d]
+        last = max(last, end)
+    return last
+
+
+def _reduce(timeline: Timeline) -> Replay:
+    """Walk through a plan's ops in their order and note what they send and receive."""
+    problem = timeline.problem
+    graph, cluster = problem.graph, problem.cluster
+    place = timeline.candidate.placement.tolist()
+    times_s = problem.costs.op_ps[np.arange(graph.num_ops), timeline.candidate.placement] / PS_PER_S
+    inputs = graph.use_tensor[graph.input_order].tolist()
+    begins, maker = graph.op_inputs.tolist(), graph.tensor_op.tolist()
+    outputs, is_resident = graph.op_outputs.tolist(), graph.op_is_resident.tolist()
+    targets: list[list[int]] = [[] for _ in range(graph.num_tensors)]
+    for tensor, op in zip(graph.use_tensor.tolist(), graph.use_op.tolist(), strict=True):
+        if place[op] != place[maker[tensor]] and place[op] not in targets[tensor]:
+            targets[tensor].append(place[op])
+    work = [(0.0, 0)] * cluster.num_devices
+    sent: dict[tuple[int, int], int] = {}  # rows, by tensor and device
+    received: set[tuple[int, int]] = set()
+    rows = []
+    for op in timeline.sequence[timeline.sequence < graph.num_ops].tolist():
+        d = place[op]
+        for tensor in inputs[begins[op] : begins[op + 1]]:
+            s = place[maker[tensor]]
+            if s != d and (tensor, d) not in received:
+                received.add((tensor, d))
+                rows.append((d, s, False, sent.get((tensor, d), -1), *work[d], tensor))
+        if times_s[op] > 0:
+            work[d] = (work[d][0] + float(times_s[op]), work[d][1] + 1)
+        if not is_resident[op]:
+            for tensor in range(outputs[op], outputs[op + 1]):
+                for t in sorted(targets[tensor]):
+                    sent[tensor, t] = len(rows)
+                    rows.append((d, t, True, -1, *work[d], tensor))
+    table = np.array(rows, dtype=np.float64).reshape(-1, 7)
+    device, other = table[:, 0].astype(np.int32), table[:, 1].astype(np.int32)
+    is_sent = table[:, 2] > 0
+    source, target = np.where(is_sent, device, other), np.where(is_sent, other, device)
+    size = graph.tensor_bytes[table[:, 6].astype(np.int64)]
+    is_cpu = np.array([kind == "cpu" for kind in cluster.device_kinds])
+    has_latency = (size > 0) | (is_cpu[source] & is_cpu[target])
+    return Replay(
+        kinds=cluster.device_kinds,
+        device=device,
+        other=other,
+        is_sent=is_sent,
+        sender=table[:, 3].astype(np.int32),
+        work=table[:, 4:6],
+        latency_s=np.where(has_latency, cluster.latency_s[source, target], 0.0),
+        copy_s=np.where(size > 0, size / cluster.bytes_per_s[source, target], 0.0),
+        total_work=np.array(work, dtype=np.float64),
+    )
