@@ -56,7 +56,8 @@ def main() -> None:
     out.mkdir(parents=True, exist_ok=True)
     names = options.devices.split(",")
     model = f"{Path(__file__)}:wide" if options.model == "wide" else runnable(options.model)
-    box = _capped(pw.probe(names), options.memory)
+    probed = pw.Cluster.load(options.cluster) if options.cluster else pw.probe(names)
+    box = _capped(probed, options.memory)
     box.save(out / "cluster.toml")
     captured = load_capture(model)
     profile(captured, find_devices(box.device_names))
@@ -84,6 +85,7 @@ def main() -> None:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--devices", default="cpu:0,cpu:1")
+    parser.add_argument("--cluster", default="", help="what `probe` wrote of these devices")
     parser.add_argument("--model", default="branches_training")
     parser.add_argument("--memory", default="", help="cuda:0=256MiB")
     parser.add_argument("--placer", default="hierarchical")
@@ -117,8 +119,8 @@ def _measure_again(problem: pw.Problem, model: str, found: Result, out: Path) ->
         timeline = pw.simulate(problem, np.full(problem.num_ops, d, dtype=np.int64))
         plans[f"all on {name}"] = pw.Plan.of(timeline, name, lower_bound_s=0.0, placer="none")
     for placer in RULES:
-        plans[placer] = pw.place(_with_headroom(problem), placer, budget="10s").plan
-    effort = Effort(target=0.01, max_steps=200, limit_s=20.0)
+        plans[placer] = pw.place(_with_headroom(problem), placer, budget="5s").plan
+    effort = Effort(target=0.01, max_steps=100, limit_s=5.0)
     lines = []
     for each in pw.measure(model, plans, cluster=problem.cluster, effort=effort):
         predicted_s = plans[each.name].predicted.makespan_s

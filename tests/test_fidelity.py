@@ -130,6 +130,28 @@ def test_a_cpu_prepares_what_it_sends_to_a_gpu():
     assert predict(mixed, candidate, found) == pytest.approx((18 + 20 + 7) * PS)
 
 
+def test_a_thread_takes_time_for_every_tensor_between_a_cpu_and_a_gpu():
+    # The CPU makes `a` until 10 and hands it over until 13; b until 33. The GPU's thread has it at
+    # 16; it arrives at 16 + 1 + 4 = 21, c until 26; what is sent then, from 26 on, is there at 33;
+    # the CPU takes it until 36, and d runs until 43.
+    problem, candidate = diamond_on_cores(), Candidate([0, 0, 1, 0])
+    mixed = Problem(problem.graph, make_cluster(("cpu", "cuda")), problem.costs)
+    found = made_up(constants=Constants(hand_over_s=3 * PS))
+    assert predict(mixed, candidate, found) == pytest.approx(43 * PS)
+
+
+def test_a_gpu_begins_nothing_before_it_was_issued():
+    # `a` is the GPU's; sending it takes its thread until 10, and only then is b issued.
+    ops = [
+        Op(name="a", outputs=[4]),
+        Op(name="b", outputs=[Output(1, keep=True)]),
+        Op(name="c", inputs=["a"], outputs=[Output(1, keep=True)]),
+    ]
+    problem = tiny.problem(ops, {"a": 1, "b": 20, "c": 2}, make_cluster(("cuda", "cpu")))
+    found = made_up(constants=Constants(hand_over_s=10 * PS))
+    assert predict(problem, Candidate([0, 0, 1]), found) == pytest.approx(30 * PS)
+
+
 def test_constants_count_once_for_each_op_transfer_and_step():
     problem, candidate = diamond_on_cores(), Candidate([0, 0, 1, 0])
     constants = Constants(
@@ -447,7 +469,7 @@ def test_a_bench_that_was_run_is_shown_again(tmp_path):
     assert "| tiny-gpt2 |" in page.read_text()
     assert page.read_text().startswith("Before.")
     assert (tmp_path / "out" / "fidelity-raw.svg").exists()
-    assert (tmp_path / "images" / "fidelity-raw.svg").exists()
+    assert (tmp_path / "images" / "page-raw.svg").exists()
     assert (tmp_path / "out" / "fidelity-calibrated.svg").exists()
 
 

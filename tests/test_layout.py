@@ -110,8 +110,8 @@ MAY_IMPORT = {
         "simulator", "timeline", "trace",
     },
     "comparing": {
-        "errors", "evaluate", "execute.calibration", "placing", "policies.learned", "problem",
-        "units",
+        "errors", "evaluate", "execute.calibration", "execute.replay", "placing",
+        "policies.learned", "problem", "units",
     },
     "policies": {"policies.learned", "policies.settings"},
     "policies._kernels": set(),
@@ -147,12 +147,21 @@ MAY_IMPORT = {
     },
     "execute": set(),
     "execute._cores": set(),
-    "execute.devices": {"errors", "execute._cores", "execute.allocation"},
+    "execute._lanes": set(),
+    "execute._shares": {"errors", "execute._lanes"},
+    "execute.devices": {
+        "errors", "execute._cores", "execute._lanes", "execute._shares", "execute.allocation",
+    },
+    "execute._boxes": {"execute._boxes_kernel"},
+    "execute._boxes_kernel": set(),
+    "execute._copies": {"execute._shares", "execute.devices"},
     "execute.kernels": set(),
     "execute._probe_cases": {"frontends._work"},
     "execute._probe_fit": {"cluster", "costs", "units"},
-    "execute._probe_links": {"execute._probe_fit", "execute.devices"},
-    "execute._probe_memory": {"execute.devices"},
+    "execute._probe_links": {
+        "execute._boxes", "execute._copies", "execute._probe_fit", "execute.devices",
+    },
+    "execute._probe_memory": {"execute._shares", "execute.devices"},
     "execute._probe_timing": {
         "errors", "execute._probe_cases", "execute._probe_fit", "execute._probe_memory",
         "execute.devices", "execute.kernels", "units",
@@ -183,10 +192,13 @@ MAY_IMPORT = {
     "execute._source": set(),
     "execute.graphs": set(),
     "execute.program": {
-        "execute._source", "execute.devices", "execute.kernels", "frontends._recorder",
-        "frontends._work", "frontends.torch",
+        "execute._lanes", "execute._source", "execute.devices", "execute.kernels",
+        "frontends._recorder", "frontends._work", "frontends.torch",
     },
-    "execute.runtime": {"execute.devices", "execute.graphs", "execute.program"},
+    "execute.runtime": {
+        "execute._boxes", "execute._copies", "execute.devices", "execute.graphs",
+        "execute.program",
+    },
     "execute.applying": {
         "errors", "execute.placed", "execute.program", "frontends._modules", "frontends.torch",
         "plan",
@@ -200,7 +212,8 @@ MAY_IMPORT = {
     "execute._torch_library": set(),
     "execute._peaks": {"execute._torch_library", "execute.placed"},
     "execute._candidate": {
-        "errors", "execute._peaks", "execute._wire", "execute.placed", "frontends.torch",
+        "errors", "execute._peaks", "execute._wire", "execute.devices", "execute.placed",
+        "frontends.torch",
     },
     "execute._template": {
         "errors", "execute._candidate", "execute._torch_library", "execute._wire",
@@ -216,9 +229,10 @@ MAY_IMPORT = {
         "execute.processes", "graph", "problem", "simulator", "timeline",
     },
     "execute.replayed_peaks": {"graph", "timeline"},
+    "execute.replay": {"costs", "execute._lanes", "graph", "timeline"},
     "execute.calibration": {
-        "cluster", "costs", "errors", "execute.op_times", "files", "frontends._cache", "graph",
-        "problem", "simulator", "timeline",
+        "cluster", "errors", "execute.op_times", "execute.replay", "files", "frontends._cache",
+        "problem", "simulator",
     },
     "report": set(),
     "report.facts": {"cluster", "graph"},
@@ -269,6 +283,7 @@ MAY_IMPORT = {
     },
     "bench.fidelity_fit": {
         "bench.fidelity_plans", "errors", "execute.calibration", "execute.op_times",
+        "execute.replay",
     },
     "bench.fidelity_book": {
         "bench.fidelity_plans", "cluster", "costs", "errors", "files", "graph", "problem",
@@ -281,9 +296,8 @@ MAY_IMPORT = {
     },
     "bench.fidelity_tables": {
         "bench.fidelity_book", "bench.fidelity_fit", "bench.fidelity_plans", "bench.tables",
-        "errors",
-        "execute.calibration", "execute.replayed_peaks", "problem", "report.scatter", "simulator",
-        "units",
+        "errors", "execute.calibration", "execute.replay", "execute.replayed_peaks", "problem",
+        "report.scatter", "simulator", "units",
     },
     "__version__": set(),
     "cli._options": set(),

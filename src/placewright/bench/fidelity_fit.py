@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +31,10 @@ SOFT = 0.1
 
 OP_UNIT_S = 1e-6
 """What the fit of an overhead for each op steps in."""
+
+OP_STARTS = (0.5, 2.0)
+"""Overheads to begin with: a factor and an overhead can stand for each other, so one may get
+stuck."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +77,7 @@ def fit_constants(samples: Sequence[Sample]) -> Constants:
     Fit the constants to plans of all models together.
 
     Robust least squares (soft L1) on the logarithm of predicted by measured times, every constant
-    within bounds that make sense: no overhead is negative.
+    within bounds that make sense: no overhead is negative. The best of several beginnings.
 
     Raises
     ------
@@ -92,13 +97,15 @@ def fit_constants(samples: Sequence[Sample]) -> Constants:
         return np.concatenate([found, PRIOR * (x - nothing)])
 
     nothing = np.array([1.0, 0.0] * len(kinds) + [each.nothing for each in GLOBALS])
-    start = np.array([1.0, 0.5] * len(kinds) + [each.start for each in GLOBALS])
+    others = [each.start for each in GLOBALS]
+    starts = [np.array([1.0, overhead] * len(kinds) + others) for overhead in OP_STARTS]
     low = np.array([0.2, 0.0] * len(kinds) + [0.0 for _ in GLOBALS])
     high = np.array([5.0, 200.0] * len(kinds) + [each.most for each in GLOBALS])
-    found = least_squares(
-        errors, start, bounds=(low, high), loss="soft_l1", f_scale=SOFT, x_scale=1.0
+    solve = partial(
+        least_squares, errors, bounds=(low, high), loss="soft_l1", f_scale=SOFT, x_scale=1.0
     )
-    return _constants(found.x, kinds)
+    best = min((solve(start) for start in starts), key=lambda found: float(found.cost))
+    return _constants(best.x, kinds)
 
 
 def _constants(x: FloatArray, kinds: Sequence[str]) -> Constants:

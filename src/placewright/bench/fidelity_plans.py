@@ -76,7 +76,7 @@ def draw_plans(problem: Problem, num_plans: int, seed: int = 0) -> list[Fidelity
     random = np.random.default_rng(seed)
     sources = {
         "one device": _single(problem),
-        "searched": _searched(problem),
+        "searched": _searched(problem, seed),
         "split": _splits(problem),
         "random layers": _random(problem, find_layers(problem.graph).op_layer, random),
         "listed": _listed(problem),
@@ -144,8 +144,8 @@ def _single(problem: Problem) -> _Source:
         yield name, np.full(problem.num_ops, d, dtype=np.int64)
 
 
-def _searched(problem: Problem) -> _Source:
-    for seed in range(4):
+def _searched(problem: Problem, first: int) -> _Source:
+    for seed in range(4 * first, 4 * first + 4):
         for words in GOOD:
             placer, _, samples = words.partition(" ")
             budget = f"{samples} samples"

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 WIDE = 140
 """Columns that the tables need."""
 
-PICTURES = {"fidelity-raw.svg": False, "fidelity-calibrated.svg": True}
+PICTURES = {"raw": False, "calibrated": True}
 """The pictures, and whether they show calibrated times."""
 
 
@@ -60,15 +60,16 @@ def fidelity(
             say(_keep(found.calibration, Cluster.load(book.cluster_path)))
         if markdown is not None:
             write_markdown(markdown, "fidelity", tables)
-        folders = [book.folder]
+        places = [book.folder / "fidelity"]
         if markdown is not None and (markdown.parent / "images").is_dir():
-            folders.append(markdown.parent / "images")
+            places.append(markdown.parent / "images" / markdown.stem)
         for name, is_calibrated in PICTURES.items():
             axis = "calibrated" if is_calibrated else "simulated"
             panels = make_panels(found, is_calibrated)
             title = f"{axis.capitalize()} against measured step times"
-            for folder in folders:
-                draw_scatter(panels, folder / name, title=title, axis=axis)
+            for place in places:
+                path = place.with_name(f"{place.name}-{name}.svg")
+                draw_scatter(panels, path, title=title, axis=axis)
 
 
 def _keep(calibration: Calibration, cluster: Cluster) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import resource
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from torch import Tensor
 from placewright.errors import InputError
 from placewright.execute._peaks import measure_peaks
 from placewright.execute._wire import Failed, Job, Peaks, Ready, Run, Times, Weigh, Wire
+from placewright.execute.devices import torch_device_of
 from placewright.execute.placed import PlacedStep, free_bytes
 from placewright.frontends.torch import Capture
 
@@ -133,9 +135,12 @@ def _within_memory(job: Job) -> Iterator[None]:
 
     What each of several CPU devices holds the system cannot limit: that is measured.
     """
+    caps: Counter[torch.device] = Counter()  # shares of a GPU have theirs together
     for name, size in job.gpu_bytes.items():
-        total = torch.cuda.get_device_properties(torch.device(name)).total_memory
-        torch.cuda.set_per_process_memory_fraction(min(size / total, 1.0), torch.device(name))
+        caps[torch_device_of(name)] += size
+    for gpu, size in caps.items():
+        total = torch.cuda.get_device_properties(gpu).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(size / total, 1.0), gpu)
     now = _data_bytes()
     if now is None:
         yield

@@ -13,13 +13,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from placewright.execute._shares import stream_of
+from placewright.execute.devices import RealDevice
+
 
 class Streams:
     """A GPU's streams: one to compute on, one for copies from it, one for copies to it."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, real: RealDevice) -> None:
         make: Any = torch.cuda.Stream  # without types
-        self.compute: torch.cuda.Stream = make(device)
+        device = real.torch_device
+        self.compute: torch.cuda.Stream = (
+            make(device) if real.share is None else stream_of(real.share)
+        )
         self.leave: torch.cuda.Stream = make(device)
         self.arrive: torch.cuda.Stream = make(device)
 
@@ -33,8 +39,8 @@ class GpuWay:
 
     def __init__(self, streams: Streams) -> None:
         self._streams = streams
-        self._ready: Any = torch.cuda.Event()
-        self.done: Any = torch.cuda.Event()
+        make: Any = torch.cuda.Event  # without types
+        self._ready, self.done = make(), make()
 
     def leave(self, tensor: Tensor) -> Tensor:
         """Begin to copy a tensor to pinned memory, after what the GPU was given to compute."""
@@ -47,12 +53,11 @@ class GpuWay:
         self._copy_beside(made, tensor, self._streams.arrive)
 
     def fetch(self, tensor: Tensor) -> Tensor:
-        """Copy what nobody is computing from the GPU, for a CPU's thread, and wait for it."""
+        """Begin to copy what nobody is computing from the GPU, in the thread of another device."""
         made = blank(tensor, pin_memory=True)
         with torch.cuda.stream(self._streams.leave):
             made.copy_(tensor, non_blocking=True)
         self.done.record(self._streams.leave)
-        self.done.synchronize()
         return made
 
     def _copy_beside(self, made: Tensor, tensor: Tensor, stream: torch.cuda.Stream) -> None:

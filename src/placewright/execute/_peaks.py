@@ -2,7 +2,8 @@
 How much memory each device holds at most in a step, measured.
 
 A GPU's allocator counts for itself; what a library keeps there from its first call on, whatever the
-plan, is not the step's (`probe` leaves room for it). CPU devices share one process: one more step runs under
+plan, is not the step's (`probe` leaves room for it). What a share of a GPU holds is not known. CPU
+devices share one process: one more step runs under
 PyTorch's profiler, which tells every allocation with its address and thread. What a lane allocates
 is its device's until it is released, by whichever thread; parameters, buffers, optimiser state and
 inputs are added as they are. Not counted on CPUs is what arrives from a GPU in pinned memory.
@@ -57,7 +58,9 @@ def measure_peaks(
     kept = _library_bytes([d.torch_device for d in devices if d.kind == "cuda"])
     found: dict[str, int | None] = {}
     for k, device in enumerate(devices):
-        if device.kind == "cuda":
+        if device.share is not None:
+            found[device.name] = None  # its GPU counts for all of its shares together
+        elif device.kind == "cuda":
             most = torch.cuda.max_memory_allocated(device.torch_device)
             found[device.name] = int(most) - kept[device.torch_device]
         else:

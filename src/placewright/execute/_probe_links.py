@@ -59,6 +59,10 @@ def time_links(
             times = _hand_over(_FromCore(), sender, receiver, sizes, num_repeats)
             links[ends] = LinkFigures(*fit_link(times))
             continue
+        if source.share is not None and target.share is not None:
+            times = _hand_over(_FromShare(source, target), sender, receiver, sizes, num_repeats)
+            links[ends] = LinkFigures(*fit_link(times))
+            continue
         lane = receiver if target.kind == "cuda" else sender
         links[ends] = _copy(lane, source, target, sizes, num_repeats, is_pinned=True)
         if source.kind != target.kind:
@@ -79,7 +83,7 @@ class _Way(Protocol):
     def send(self, tensor: Tensor) -> Any:
         """Do the sender's part, and give what the receiver needs."""
 
-    def receive(self, content: Any) -> None:
+    def receive(self, content: Any, /) -> None:
         """Do the receiver's part."""
 
 
@@ -110,7 +114,7 @@ class _ToGpu(_FromCore):
 class _FromGpu:
     def __init__(self, device: RealDevice) -> None:
         self._device = device.torch_device
-        self._streams = Streams(self._device)
+        self._streams = Streams(device)
         self._way = GpuWay(self._streams)
 
     def make(self, size: int, value: float) -> Tensor:
@@ -122,8 +126,21 @@ class _FromGpu:
     def send(self, tensor: Tensor) -> Any:
         return self._way.leave(tensor)
 
-    def receive(self, content: Any) -> None:
+    def receive(self, _: Any) -> None:
         self._way.done.synchronize()
+
+
+class _FromShare(_FromGpu):
+    """From share to share of a GPU, through pinned memory."""
+
+    def __init__(self, source: RealDevice, target: RealDevice) -> None:
+        super().__init__(source)
+        self._to = Streams(target).compute
+
+    def receive(self, content: Any) -> None:
+        self._to.wait_event(self._way.done)
+        blank(content, device=self._device).copy_(content, non_blocking=True)
+        self._to.synchronize()
 
 
 def _hand_over(

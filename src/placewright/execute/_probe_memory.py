@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+from placewright.execute._shares import count_multiprocessors
 from placewright.execute.devices import RealDevice
 
 CPU_HEADROOM = 0.1
@@ -44,10 +45,16 @@ def memory_of(device: RealDevice, num_sharing: int, root: Path = Path("/")) -> i
     if device.kind == "cuda":
         torch.cuda.empty_cache()
         free, _ = torch.cuda.mem_get_info(device.torch_device)
-        usable = free * (1 - GPU_HEADROOM) - GPU_HEADROOM_BYTES
+        usable = (free * (1 - GPU_HEADROOM) - GPU_HEADROOM_BYTES) * _part(device)
     else:
         usable = available_bytes(root) * (1 - CPU_HEADROOM) / num_sharing
     return max(int(usable) // MIB, 1) * MIB
+
+
+def _part(device: RealDevice) -> float:
+    """Give what a share may have of its GPU's memory; 1 for a whole one."""
+    share = device.share
+    return 1.0 if share is None else share.size / count_multiprocessors(share.gpu)
 
 
 def available_bytes(root: Path = Path("/")) -> int:
@@ -93,7 +100,10 @@ def _group_bytes(root: Path) -> list[int]:
 def model_of(device: RealDevice, root: Path = Path("/")) -> str:
     """Find what a device's chip is called."""
     if device.kind == "cuda":
-        return str(torch.cuda.get_device_name(device.torch_device))
+        name = str(torch.cuda.get_device_name(device.torch_device))
+        if device.share is None:
+            return name
+        return f"{name}, {device.share.size} of {count_multiprocessors(device.share.gpu)} SMs"
     try:
         names = re.findall(r"^model name\s*:\s*(.*\S)", (root / "proc/cpuinfo").read_text(), re.M)
     except OSError:

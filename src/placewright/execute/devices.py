@@ -3,7 +3,8 @@ The devices of this machine, and the threads that work for them.
 
 This module owns what a device's name means here: ``cuda:0`` is a GPU; ``cpu`` is the processor with
 all cores that this process may use, but for one that works for GPUs beside it; ``cpu:0``,
-``cpu:1``, ... are its cores, one a device, each with one thread that stays on it.
+``cpu:1``, ... are its cores, one a device, each with one thread that stays on it; ``cuda:0/0-87``
+is a GPU's multiprocessors 0 to 87 (`placewright.execute._shares`).
 """
 
 from __future__ import annotations
@@ -11,14 +12,16 @@ from __future__ import annotations
 import os
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from itertools import combinations
 from queue import SimpleQueue
 from typing import Any
 
 from placewright.errors import InputError
 from placewright.execute._cores import own_cores, share_cores
+from placewright.execute._lanes import Share, share_of
 from placewright.execute.allocation import keep_memory
 
 try:
@@ -28,6 +31,8 @@ except ImportError:
         "PyTorch is not installed, and running on real devices needs it. Install it with"
         " `pip install 'placewright[torch]'`."
     ) from None
+
+from placewright.execute._shares import count_multiprocessors, stream_of
 
 
 @dataclass(frozen=True)
@@ -39,9 +44,20 @@ class RealDevice:
     cores: tuple[int, ...]  # that its thread may use; empty: any
 
     @property
+    def share(self) -> Share | None:
+        """Tell which share of a GPU it is; None: no share."""
+        return share_of(self.name)
+
+    @property
     def torch_device(self) -> torch.device:
         """Give PyTorch's device that its tensors are on."""
-        return torch.device(self.name if self.kind == "cuda" else "cpu")
+        return torch_device_of(self.name) if self.kind == "cuda" else torch.device("cpu")
+
+
+def torch_device_of(name: str) -> torch.device:
+    """Give PyTorch's device by the name of a GPU or of a share of one."""
+    share = share_of(name)
+    return torch.device(name if share is None else share.gpu)
 
 
 def list_devices() -> tuple[RealDevice, ...]:
@@ -65,9 +81,11 @@ def find_device(name: str) -> RealDevice:
         It has none of this name.
     """
     there = list_devices()
-    found = next((device for device in there if device.name == name), None)
+    share = share_of(name)
+    whole = name if share is None else share.gpu
+    found = next((device for device in there if device.name == whole), None)
     if found is not None:
-        return found
+        return found if share is None else _divided(found, name, share)
     gpus = [device.name for device in there if device.kind == "cuda"]
     cores = len(own_cores())
     words = f"cpu (or its cores, cpu:0 to cpu:{cores - 1}, as devices of their own)"
@@ -77,14 +95,24 @@ def find_device(name: str) -> RealDevice:
     )
 
 
+def _divided(gpu: RealDevice, name: str, share: Share) -> RealDevice:
+    count = count_multiprocessors(gpu.name)
+    if not share.first <= share.last < count:
+        raise InputError(
+            f"`{gpu.name}` has the multiprocessors 0 to {count - 1}; `{name}` is no part of them."
+        )
+    return replace(gpu, name=name)
+
+
 def find_devices(names: tuple[str, ...]) -> tuple[RealDevice, ...]:
     """
-    Find several devices, which must not share cores.
+    Find several devices, which must not share cores or multiprocessors.
 
     Raises
     ------
     InputError
-        One is not there, or ``cpu`` stands beside its own cores.
+        One is not there, ``cpu`` stands beside its own cores, or a GPU beside its own shares; or
+        shares overlap.
     """
     found = tuple(find_device(name) for name in names)
     whole = [d.name for d in found if d.name == "cpu"]
@@ -93,10 +121,20 @@ def find_devices(names: tuple[str, ...]) -> tuple[RealDevice, ...]:
         raise InputError(
             f"`cpu` is all cores, `{parts[0]}` one of them: a machine is one or the other."
         )
+    _check_shares([device for device in found if device.kind == "cuda"])
     if not whole:
         return found
     theirs, ours = share_cores(sum(d.kind == "cuda" for d in found))
     return tuple(replace(d, cores=theirs if d.kind == "cpu" else ours) for d in found)
+
+
+def _check_shares(gpus: Sequence[RealDevice]) -> None:
+    for one, other in combinations(gpus, 2):
+        a, b = one.share, other.share
+        if one.torch_device == other.torch_device and (
+            a is None or b is None or (a.first <= b.last and b.first <= a.last)
+        ):
+            raise InputError(f"`{one.name}` and `{other.name}` have multiprocessors in common.")
 
 
 def default_devices() -> tuple[RealDevice, ...]:
@@ -161,6 +199,8 @@ def settle(device: RealDevice) -> None:
         os.sched_setaffinity(0, device.cores)  # of this thread
     if device.kind != "cpu":
         torch.cuda.set_device(device.torch_device)
+        if device.share is not None:
+            torch.cuda.set_stream(stream_of(device.share))
         return
     # A thread's first look at the number of threads sets it to everyone's: look, then set.
     torch.get_num_threads()

@@ -33,7 +33,7 @@ from placewright.timeline import Timeline
 PRESCREEN = 1.5
 """A usual factor for `MeasuredEvaluator.prescreen`."""
 
-MAX_AT_ONCE = 4
+MAX_AT_ONCE = 8
 """Candidates that get ready at once, where there is a GPU."""
 
 FINAL_STEPS, FINAL_S = 100, 20.0

@@ -82,7 +82,7 @@ class OpBench:
         self._cache_bytes = cache_bytes(self._device)
         self._sample_s = effort.sample_s
         if self._device.kind == "cuda":
-            self._sample: Callable[[Callable[[int], None], int], float] = _GpuClock()
+            self._sample: Callable[[Callable[[int], None], int], float] = _GpuClock(self._device)
             self._sample_s *= 5  # starting a replay takes some microseconds of it
         else:
             # What other processes take of a core is no part of an op's time.
@@ -202,7 +202,8 @@ def _sample_cpu(clock: Callable[[], float], turn: Callable[[int], None], num_cal
 class _GpuClock:
     """Times calls on a GPU, recorded once and replayed for every sample."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: RealDevice) -> None:
+        self._is_share = device.share is not None
         self._recorded: tuple[Any, int, Any] = (None, 0, None)  # of what, how many, and how
 
     def __call__(self, turn: Callable[[int], None], num_calls: int) -> float:
@@ -227,8 +228,13 @@ class _GpuClock:
 
     def _record(self, turn: Callable[[int], None], num_calls: int) -> Any:
         graph = torch.cuda.CUDAGraph()
+        # What is recorded on a share's stream runs on that share.
+        stream = torch.cuda.current_stream() if self._is_share else None
         try:
-            with may_be_empty(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            with (
+                may_be_empty(),
+                torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"),
+            ):
                 turn(num_calls)
         except RuntimeError:  # it asks the GPU something in between
             return None

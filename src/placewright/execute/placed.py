@@ -15,7 +15,7 @@ from torch import Tensor
 
 from placewright.errors import InputError
 from placewright.execute._probe_memory import available_bytes
-from placewright.execute.devices import RealDevice, find_devices
+from placewright.execute.devices import RealDevice, find_devices, torch_device_of
 from placewright.execute.program import Parts, Started, compile_program
 from placewright.execute.runtime import Runner
 from placewright.frontends._modules import named_tensors
@@ -175,7 +175,7 @@ def check_plan(plan: Plan, capture: Capture) -> None:
     devices = find_devices(used)
     needs: dict[str, int] = {}
     for device in devices:
-        where = device.name if device.kind == "cuda" else "cpu"
+        where = str(device.torch_device)
         needs[where] = needs.get(where, 0) + plan.predicted.peak_bytes.get(device.name, 0)
     for where, need in needs.items():
         free = free_bytes(where)
@@ -189,7 +189,7 @@ def check_plan(plan: Plan, capture: Capture) -> None:
 def free_bytes(where: str) -> int:
     """Give what is free of a device's memory now."""
     if where != "cpu":
-        return int(torch.cuda.mem_get_info(torch.device(where))[0])
+        return int(torch.cuda.mem_get_info(torch_device_of(where))[0])
     return available_bytes()
 
 

@@ -1,7 +1,7 @@
 """
 From a captured step and a placement to what each device does: one straight line of calls a lane.
 
-A lane is a thread: each CPU device has one, all GPUs share one. This module owns which call runs in
+A lane is a thread (`placewright.execute._lanes`). This module owns which call runs in
 which lane, in which order, on which tensors; and when a tensor goes to another device. It makes
 lines of Python source, a name for every tensor, a line for every call, so that running a step costs
 little more than the calls themselves (`placewright.execute._source` writes them out).
@@ -31,6 +31,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from placewright.execute._lanes import lane_numbers
 from placewright.execute._source import Line, Style, count_segments, find_kept, write_lane
 from placewright.execute.devices import RealDevice
 from placewright.execute.kernels import is_random, kernel_for, overwrites_lists
@@ -133,8 +134,7 @@ def compile_program(
 
 def lanes_of(devices: Sequence[RealDevice]) -> list[int]:
     """Give each device its lane: the number of the device whose thread works for it."""
-    first_gpu = next((k for k, device in enumerate(devices) if device.kind == "cuda"), -1)
-    return [first_gpu if device.kind == "cuda" else k for k, device in enumerate(devices)]
+    return lane_numbers([device.name for device in devices], [device.kind for device in devices])
 
 
 @dataclass(eq=False)

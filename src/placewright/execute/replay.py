@@ -7,9 +7,10 @@ This module owns what the executor does and the simulator does not:
 * A tensor from one CPU device to another is copied by the receiver, before its first reader there,
   and the receiver computes nothing meanwhile. The link's latency is what it takes to wake up, so
   a receiver that finds the tensor made has none.
-* One thread issues what all GPUs do. It waits for what comes from a CPU and takes some time for
-  every tensor that comes or goes; a GPU begins nothing before it was issued. What arrives for its
-  next op is copied before that, what leaves is copied beside computing.
+* One thread issues what all GPUs do (for a share of a GPU, its own). It waits for what another
+  thread sends and takes some time for every tensor that comes or goes; a GPU begins nothing before
+  it was issued. What arrives for its next op is copied before that, what leaves is copied beside
+  computing.
 * A CPU device takes as long for every tensor that it exchanges with a GPU, and puts what it sends
   into pinned memory. It computes nothing meanwhile. A parameter that is on a GPU it copies itself.
 * Cores that idle leave memory and caches to the others.
@@ -28,6 +29,7 @@ import numba
 import numpy as np
 
 from placewright.costs import PS_PER_S
+from placewright.execute._lanes import lane_numbers
 from placewright.graph import BoolArray, FloatArray, IdArray
 from placewright.timeline import Timeline
 
@@ -63,6 +65,7 @@ class Replay:
     """
 
     kinds: tuple[str, ...]  # [D]
+    lane: IdArray  # [D] the device whose thread works for it
     device: IdArray  # [R] that sends or receives
     other: IdArray  # [R] the other end
     is_sent: BoolArray  # [R] or else received
@@ -103,6 +106,7 @@ class Replay:
         overhead_s = np.where(self.copy_s > 0, constants.transfer_overhead_s, 0.0)
         time_s: float = _go(
             np.array([kind == "cuda" for kind in self.kinds]),
+            self.lane,
             self.device,
             self.other,
             self.is_sent,
@@ -120,6 +124,7 @@ class Replay:
 @numba.njit(nogil=True, cache=True)
 def _go(
     is_gpu: Any,  # [D]
+    lane: Any,  # [D]
     device: Any,
     other: Any,
     is_sent: Any,
@@ -134,7 +139,8 @@ def _go(
     """Give when the last device is done; all times in seconds."""
     num_devices, num_rows = len(is_gpu), len(device)
     waited = np.zeros(num_devices)  # by each CPU so far
-    issued = 0.0  # all that GPUs were told so far
+    issued = np.zeros(num_devices)  # all that the GPUs of a lane were told so far
+    told = np.zeros(num_rows)  # when a lane has sent what another one waits for
     done = np.zeros(num_devices)  # when each GPU is
     worked = np.zeros(num_devices)  # by each GPU up to then
     free = np.zeros((num_devices, num_devices))  # when a link to or from a GPU is
@@ -142,22 +148,26 @@ def _go(
     for r in range(num_rows):
         d, o = device[r], other[r]
         if is_gpu[d]:
+            n = lane[d]
             if work[r] > worked[d]:
-                done[d] = max(done[d], issued) + work[r] - worked[d]
+                done[d] = max(done[d], issued[n]) + work[r] - worked[d]
                 worked[d] = work[r]
             if is_sent[r]:
-                issued += hand_over[r]
-                begin = max(max(done[d], issued), free[d, o])
+                issued[n] += hand_over[r]
+                told[r] = issued[n]
+                begin = max(done[d], issued[n], free[d, o])
                 there[r] = free[d, o] = begin + latency[r] + copy[r]
             elif sender[r] < 0:  # fetched ahead
-                issued += hand_over[r]
+                issued[n] += hand_over[r]
                 free[o, d] += latency[r] + copy[r]
                 done[d] = max(done[d], free[o, d])
             elif is_gpu[o]:
-                done[d] = max(done[d], there[sender[r]])
+                if lane[o] != n:
+                    issued[n] = max(issued[n], told[sender[r]]) + hand_over[r]
+                done[d] = max(done[d], issued[n], there[sender[r]])
             else:
-                issued = max(issued, there[sender[r]]) + hand_over[r]
-                done[d] = max(done[d], issued) + latency[r] + copy[r]
+                issued[n] = max(issued[n], there[sender[r]]) + hand_over[r]
+                done[d] = max(done[d], issued[n]) + latency[r] + copy[r]
             continue
         now = work[r] + waited[d]
         if is_sent[r]:
@@ -177,7 +187,7 @@ def _go(
     for d in range(num_devices):
         if is_gpu[d]:
             left = total[d] - worked[d]
-            end = max(done[d], issued) + left if left > 0 else done[d]
+            end = max(done[d], issued[lane[d]]) + left if left > 0 else done[d]
         else:
             end = total[d] + waited[d]
         last = max(last, end)
@@ -224,6 +234,7 @@ def _reduce(timeline: Timeline) -> Replay:
     has_latency = (size > 0) | (is_cpu[source] & is_cpu[target])
     return Replay(
         kinds=cluster.device_kinds,
+        lane=np.array(lane_numbers(cluster.device_names, cluster.device_kinds), dtype=np.int32),
         device=device,
         other=other,
         is_sent=is_sent,

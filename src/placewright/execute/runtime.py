@@ -63,14 +63,17 @@ class Runner:
         self._turn = threading.Lock()
         self.boxes = [Box() for _ in program.channels]
         self.streams = {
-            k: Streams(device.torch_device)
-            for k, device in enumerate(devices)
-            if device.kind == "cuda"
+            k: Streams(device) for k, device in enumerate(devices) if device.kind == "cuda"
+        }
+        self.through_host = {  # between shares of a GPU
+            number
+            for number, channel in enumerate(program.channels)
+            if all(devices[end].share is not None for end in (channel.source, channel.target))
         }
         self.ways = {
             number: GpuWay(self.streams[d])
             for number, channel in enumerate(program.channels)
-            if (d := self._gpu_of(channel)) is not None
+            if (d := self._gpu_of(number, channel)) is not None
         }
         self.segments = {lane: self._segments(lane) for lane in program.recorded}
         used = sorted({lane for part in program.sources for lane in part})
@@ -99,9 +102,12 @@ class Runner:
         exec(compile(source, file, "exec"), names)
         return names["run"]
 
-    def _gpu_of(self, channel: Channel) -> int | None:
+    def _gpu_of(self, number: int, channel: Channel) -> int | None:
         """Find the GPU whose streams copy what goes this way; None between CPUs."""
-        return next((d for d in (channel.target, channel.source) if d in self.streams), None)
+        ends = [channel.target, channel.source]
+        if number in self.through_host:
+            return channel.source  # from there on it is in pinned memory
+        return next((d for d in ends if d in self.streams), None)
 
     def _segments(self, lane: int) -> Segments:
         device = self.devices[lane].torch_device
@@ -172,12 +178,13 @@ class Runner:
             raise
 
     def _work_on_gpus(self, function: Any, lane: int, lists: tuple[Any, ...]) -> None:
-        for streams in self.streams.values():
+        mine = [streams for k, streams in self.streams.items() if self.lane_of[k] == lane]
+        for streams in mine:
             torch.cuda.set_stream(streams.compute)
         try:
             self._call(function, lane, lists)
         finally:
-            for streams in self.streams.values():
+            for streams in mine:
                 streams.compute.synchronize()
 
     def _call(self, function: Any, lane: int, lists: tuple[Any, ...]) -> None:
@@ -263,8 +270,9 @@ class Runner:
         channel, source, target = self._kinds(number)
         if source == "cpu":
             self._put(number, pinned(tensor) if target == "cuda" else tensor)
-        elif target == "cuda":
-            self._put(number, (tensor, self.streams[channel.source].compute.record_event()))
+        elif target == "cuda" and number not in self.through_host:
+            self.ways[number].done.record(self.streams[channel.source].compute)
+            self._put(number, tensor)
         else:
             way = self.ways[number]
             made = way.leave(tensor)
@@ -288,15 +296,14 @@ class Runner:
             made: Tensor = content
             return made
         if source == "cuda":
-            content, event = content
-            self.streams[channel.target].compute.wait_event(event)
+            self.streams[channel.target].compute.wait_event(self.ways[number].done)
         made = self._room(channel.target, ("box", number), content)
         return made.copy_(content, non_blocking=True)
 
     def _fetch(self, number: int, tensor: Tensor) -> Tensor:
         channel, source, target = self._kinds(number)
-        if source == "cuda" and target == "cpu":
-            return self.ways[number].fetch(tensor)
+        if source == "cuda" and (target == "cpu" or number in self.through_host):
+            return self._accept(number, self.ways[number].fetch(tensor))
         made = self._room(channel.target, ("box", number), tensor)
         if target == "cpu":
             return made.copy_(tensor)
