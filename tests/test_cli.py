@@ -189,12 +189,14 @@ def test_without_a_place_for_compiled_code_it_still_runs(tmp_path):
             raise RuntimeError("cannot cache function: no locator available")
         caching.FunctionCache.__init__ = nowhere
         from placewright import _kernel
-        print(type(_kernel.run_many).__name__, type(_kernel.run_many._cache).__name__)
+        from placewright.grouping import _kernels
+        for function in (_kernel.run_many, _kernels.merge_sole_consumers):
+            print(type(function).__name__, type(function._cache).__name__)
     """
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
-    assert done.stdout.split() == ["CPUDispatcher", "NullCache"]
+    assert done.stdout.split() == ["CPUDispatcher", "NullCache"] * 2
 
 
 def test_help_teaches():

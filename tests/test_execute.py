@@ -499,14 +499,19 @@ def test_ctrl_c_ends_a_step_without_leaving_threads_behind(tmp_path):
 def test_any_placement_on_cpu_and_gpu_gives_the_same_up_to_rounding(name, tmp_path):
     (tmp_path / "box.toml").write_text(BOX.format(names=["cpu"], more=GPU))
     box = pw.Cluster.load(tmp_path / "box.toml")
+    check_on_gpus(name, box, [1])
+
+
+def check_on_gpus(name, box, alone):
+    """Hold a step equal to eager PyTorch up to rounding, on single devices and anywhere."""
     module, inputs, given, tolerance = sharp_step_of(name)
     step = pw.capture(module, inputs, **given)
     plain = copy.deepcopy(module)
     loss, outputs, gradients = step.module(*step.bind(plain, inputs, given["targets"]))
     expected = [loss, *outputs, *gradients]
     problem = pw.Problem(step.graph, box)
-    every = [np.full(problem.num_ops, 1), *(random_placement(problem, seed) for seed in range(3))]
-    for placement in every:
+    every = [np.full(problem.num_ops, d) for d in alone]
+    for placement in (*every, *(random_placement(problem, seed) for seed in range(3))):
         mine = copy.deepcopy(module)
         timeline = pw.simulate(problem, placement)
         placed = PlacedStep.of_timeline(step, mine, timeline, whole_step(step, True))

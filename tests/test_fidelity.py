@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 
+import msgspec
 import numpy as np
 import pytest
 from scipy import stats
@@ -138,6 +139,19 @@ def test_a_thread_takes_time_for_every_tensor_between_a_cpu_and_a_gpu():
     mixed = Problem(problem.graph, make_cluster(("cpu", "cuda")), problem.costs)
     found = made_up(constants=Constants(hand_over_s=3 * PS))
     assert predict(mixed, candidate, found) == pytest.approx(43 * PS)
+
+
+def test_a_signal_does_not_wait_for_copies():
+    # `a` leaves from 1 on until 1 + 1 + 40; b, after it, only tells c to begin, at 1 + 20.
+    ops = [
+        Op(name="a", outputs=[40]),
+        Op(name="b", outputs=[0]),
+        Op(name="c", inputs=["b"], outputs=[Output(1, keep=True)]),
+        Op(name="d", inputs=["a"], outputs=[Output(1, keep=True)]),
+    ]
+    times = {"a": 1, "b": 20, "c": 30, "d": 1}
+    problem = tiny.problem(ops, times, make_cluster(("cuda", "cpu")))
+    assert predict(problem, Candidate([0, 0, 1, 1]), made_up()) == pytest.approx(52 * PS)
 
 
 def test_a_gpu_begins_nothing_before_it_was_issued():
@@ -435,14 +449,23 @@ def test_tables_tell_of_every_model_and_calibration_helps(tmp_path):
     book = filled_book(tmp_path)
     found = read_fidelity(book)
     times, peaks, constants = make_tables(found)
-    assert [row[0] for row in times.rows] == ["tiny-gpt2", "", "tiny-nmt", ""]
+    assert [row[0] for row in times.rows] == ["tiny-gpt2", "", "", "tiny-nmt", "", ""]
     assert [row[2] for row in peaks.rows] == ["0.0%", "0.0%"]
     assert any("Failed: tiny-nmt, broken: It had too little." in note for note in times.notes)
-    for raw, fitted in zip(times.rows[::2], times.rows[1::2], strict=True):
+    for raw, fitted, steady in zip(*(times.rows[k::3] for k in range(3)), strict=True):
+        assert steady[4:] == fitted[4:]  # the reference plan took the same time every time
         assert float(fitted[4].rstrip("%")) < float(raw[4].rstrip("%"))
         assert float(fitted[4].rstrip("%")) < 10
     assert dict(constants.rows)["op times on cpu, times"].startswith("1.")
     assert len(make_panels(found)) == 2
+
+
+def test_drift_is_taken_out_by_the_plan_that_ran_beside(tmp_path):
+    result = read_fidelity(filled_book(tmp_path)).results[0]
+    slow = msgspec.structs.replace(result.records[0], measured_s=3.0, reference_s=1.5)
+    assert result.without_drift(slow) == pytest.approx(2.0)
+    alone = msgspec.structs.replace(slow, reference_s=None)
+    assert result.without_drift(alone) == 3.0
 
 
 def test_pictures_are_equal_to_the_byte(tmp_path):

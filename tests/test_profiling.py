@@ -450,8 +450,15 @@ def test_a_gpus_thread_has_a_core_of_its_own_where_there_are_enough(monkeypatch)
     monkeypatch.setattr(_cores, "own_cores", lambda: (0, 1, 2, 5))
     assert share_cores(0) == ((0, 1, 2, 5), ())
     assert share_cores(1) == ((0, 1, 2), (5,))
+    assert share_cores(2) == ((0, 1), (2, 5))
     keys = device_keys(["cpu", "cuda:0"], ["cpu", "cuda"], [model, "NVIDIA H200"])
     assert keys == (f"{model}, 3 threads", "NVIDIA H200")
+    names = ["cpu", "cuda:0", "cuda:1"]  # one thread for both
+    keys = device_keys(names, ["cpu", "cuda", "cuda"], [model, "a", "b"])
+    assert keys[0] == f"{model}, 3 threads"
+    names = ["cpu", "cuda:0/0-31", "cuda:0/32-131"]
+    keys = device_keys(names, ["cpu", "cuda", "cuda"], [model, "a", "b"])
+    assert keys[0] == f"{model}, 2 threads"
     monkeypatch.setattr(_cores, "own_cores", lambda: (0, 1))
     assert share_cores(1) == ((0, 1), ())
 

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import gc
 import shutil
+import weakref
 
 import numpy as np
 import pytest
@@ -232,6 +233,20 @@ def test_what_arrives_has_the_same_place_in_every_replay():
         segments.end_step()
     assert len({id(place) for place in places[: WARM_UP + 1]}) == WARM_UP + 1
     assert places[WARM_UP] is places[WARM_UP + 1] is places[WARM_UP + 2]
+
+
+def test_what_was_copied_to_a_room_is_kept_until_nothing_is_recorded_any_more():
+    segments, alive = Segments(CpuRecorder()), []
+    for _ in range(WARM_UP + 2):
+        segments.begin_step()
+        source = torch.zeros(2)
+        seen = weakref.ref(source)
+        segments.keep(source)
+        del source
+        alive.append(seen() is not None)
+        segments.end_step()
+        assert seen() is None
+    assert alive == [False] * WARM_UP + [True, False]
 
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="there is no C++ compiler")

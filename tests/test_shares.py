@@ -1,9 +1,7 @@
 """Shares of a GPU as devices."""
 
-import copy
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
 pytest.importorskip("torch")
@@ -15,9 +13,8 @@ from placewright.errors import InputError
 from placewright.execute import _shares, devices
 from placewright.execute._lanes import Share, lane_numbers, share_of
 from placewright.execute.devices import RealDevice, find_devices
-from placewright.execute.placed import PlacedStep, whole_step
 
-from .test_execute import BOX, GPU, on_gpu, random_placement, sharp_step_of
+from .test_execute import BOX, GPU, check_on_gpus, on_gpu
 
 FIRST, SECOND = "cuda:0/0-87", "cuda:0/88-131"
 
@@ -93,24 +90,7 @@ def test_any_placement_on_shares_and_a_core_gives_the_same_up_to_rounding(name, 
     shares = GPU.replace('name = "cuda:0"', f'names = ["cuda:0/0-31", "cuda:0/32-{last}"]')
     (tmp_path / "box.toml").write_text(BOX.format(names=["cpu:0"], more=shares))
     box = pw.Cluster.load(tmp_path / "box.toml")
-    module, inputs, given, tolerance = sharp_step_of(name)
-    step = pw.capture(module, inputs, **given)
-    plain = copy.deepcopy(module)
-    loss, outputs, gradients = step.module(*step.bind(plain, inputs, given["targets"]))
-    expected = [loss, *outputs, *gradients]
-    problem = pw.Problem(step.graph, box)
-    for placement in (
-        *(np.full(problem.num_ops, d) for d in (1, 2)),
-        *(random_placement(problem, seed) for seed in range(3)),
-    ):
-        timeline = pw.simulate(problem, placement)
-        parts = whole_step(step, True)
-        placed = PlacedStep.of_timeline(step, copy.deepcopy(module), timeline, parts)
-        found = placed.run([*inputs, *given["targets"]])
-        placed.close()
-        for x, y in zip(found, expected, strict=True):
-            scale = max(float(y.abs().max()), 1e-3) if y.is_floating_point() else 1.0
-            assert float((x.cpu() - y).abs().max()) <= tolerance * scale
+    check_on_gpus(name, box, [1, 2])
 
 
 @pytest.mark.gpu

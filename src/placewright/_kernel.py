@@ -28,8 +28,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import numba
 import numpy as np
+
+from placewright._compiling import cold, inline, outer
 
 NEVER = np.int64(2**63 - 1)
 HELD = np.int32(2**30)  # readers of what is never given back
@@ -197,28 +198,7 @@ class Log(NamedTuple):
     level: Array  # [2 N + 3 U + D] or [0] LEVEL
 
 
-_inner: dict[str, Any] = {
-    "error_model": "numpy",
-    "_nrt": False,
-    "no_cpython_wrapper": True,
-    "no_cfunc_wrapper": True,
-}
-_inline = numba.njit(forceinline=True, **_inner)
-_cold = numba.njit(**_inner)
-
-
-_callable: dict[str, Any] = {"error_model": "numpy", "_nrt": False, "nogil": True}
-
-
-def _outer(function):
-    """Compile `function` for callers in Python; keep it on disk where that is possible."""
-    try:
-        return numba.njit(cache=True, **_callable)(function)
-    except RuntimeError:  # neither the package nor the user's cache directory can be written to
-        return numba.njit(**_callable)(function)
-
-
-@_inline
+@inline
 def _sift_up(heap, head, tail, key):
     """Add `key` to the heap ``heap[head:tail]``, which grows by one at its tail."""
     hole = tail
@@ -231,7 +211,7 @@ def _sift_up(heap, head, tail, key):
     heap[hole] = key
 
 
-@_inline
+@inline
 def _sift_down(heap, head, tail):
     """Drop the least key of the heap ``heap[head:tail]``, which shrinks by one at its tail."""
     size = tail - head - 1
@@ -248,7 +228,7 @@ def _sift_down(heap, head, tail):
     heap[head + hole] = key
 
 
-@_inline
+@inline
 def _hand_over(fixed, work, order, t, d, counts):
     """Give tensor `t`, now on device `d`, to its readers there; count all readers if `counts`."""
     num_devices = work.device.size
@@ -273,7 +253,7 @@ def _hand_over(fixed, work, order, t, d, counts):
     work.device[d].tail = tail
 
 
-@_inline
+@inline
 def _release(fixed, work, t, d):
     """Count one reader less of the copy of tensor `t` on device `d`; the last gives it back."""
     slot = t * work.device.size + d
@@ -282,7 +262,7 @@ def _release(fixed, work, t, d):
     work.device[d].memory -= fixed.tensor[t].bytes * (left == 0)
 
 
-@_inline
+@inline
 def _request(fixed, work, now, t, source, target):
     """Book the transfer of tensor `t` from device `source` to device `target`."""
     transfer = work.transfer
@@ -333,7 +313,7 @@ def _request(fixed, work, now, t, source, target):
     work.queue[q].tail = n
 
 
-@_inline
+@inline
 def _request_fetch(fixed, work, now, f):
     """Request fetch `f` from where its tensor lives."""
     t = work.fetch[f].tensor
@@ -341,7 +321,7 @@ def _request_fetch(fixed, work, now, f):
     _request(fixed, work, now, t, source, work.fetch[f].device)
 
 
-@_inline
+@inline
 def _publish(fixed, work, order, now, t, d):
     """Tensor `t` has been made on device `d`: hand it over there and request it elsewhere."""
     num_devices = work.device.size
@@ -362,7 +342,7 @@ def _publish(fixed, work, order, now, t, d):
         work.readers[work.owner[t] * num_devices + d] += local
 
 
-@_inline
+@inline
 def _end_op(fixed, work, order, streams, now, i, d):
     """Op `i` ends on device `d`: publish its tensors, trigger fetches, give memory back."""
     work.device[d].memory -= fixed.edges[i].workspace
@@ -384,7 +364,7 @@ def _end_op(fixed, work, order, streams, now, i, d):
         _release(fixed, work, t, d)
 
 
-@_inline
+@inline
 def _end_transfer(fixed, work, order, n):
     """Transfer `n` ends: hand its tensor over, let go of the source, start who waited for it."""
     transfer = work.transfer
@@ -401,7 +381,7 @@ def _end_transfer(fixed, work, order, n):
         n = transfer[n].next_freed
 
 
-@_cold
+@cold
 def _reset(fixed, work, placement):
     """Bring the work space to the state before time 0 for `placement`."""
     num_devices = work.device.size
@@ -435,7 +415,7 @@ def _reset(fixed, work, placement):
         begin += size + 1  # one more: `_hand_over` also writes behind the last
 
 
-@_cold
+@cold
 def _resolve_aliases(fixed, work):
     """Find whose memory each alias shares where it is made: its base's, or that base's base's."""
     for k in range(fixed.alias.size):
@@ -446,7 +426,7 @@ def _resolve_aliases(fixed, work):
         work.owner[t] = work.owner[base] if shares else base
 
 
-@_cold
+@cold
 def _find_fetches(fixed, work):
     """List what is fetched in the order of (first reader, tensor), and count its readers."""
     fetch = work.fetch
@@ -486,7 +466,7 @@ def _find_fetches(fixed, work):
     work.clock[0].fetches = num_fetches
 
 
-@_cold
+@cold
 def _choose_triggers(fixed, work):
     """Give every fetch its default trigger: as early as its device's window allows."""
     fetch = work.fetch
@@ -520,7 +500,7 @@ def _choose_triggers(fixed, work):
         stream[d].tail += 1
 
 
-@_cold
+@cold
 def _attach_fetches(fixed, work, triggers):
     """Let explicit triggers win, then hang every fetch on its trigger, in fetch order."""
     num_devices = work.device.size
@@ -535,7 +515,7 @@ def _attach_fetches(fixed, work, triggers):
             work.first_fetch[trigger] = f
 
 
-@_cold
+@cold
 def _prepare_fetches(fixed, work, triggers):
     """Set up this placement's fetches; say whether there are any."""
     streams = False
@@ -549,7 +529,7 @@ def _prepare_fetches(fixed, work, triggers):
     return streams
 
 
-@_cold
+@cold
 def _begin(fixed, work, order, streams):
     """Time 0: sources are ready, resident ops are done, the first fetches are requested."""
     now = np.int64(0)
@@ -579,7 +559,7 @@ def _begin(fixed, work, order, streams):
                 _request_fetch(fixed, work, now, f)
 
 
-@_inline
+@inline
 def _start_op(fixed, work, order, log, now, d):
     """Start the first ready op of the idle device `d`."""
     device = work.device
@@ -598,7 +578,7 @@ def _start_op(fixed, work, order, log, now, d):
         log.op_round[i] = work.clock[0].round
 
 
-@_cold
+@cold
 def _log_levels(work, log, now):
     """Write down every device's memory that changed in this round."""
     for d in range(work.device.size):
@@ -611,7 +591,7 @@ def _log_levels(work, log, now):
             log.level[n].bytes = work.device[d].memory
 
 
-@_inline
+@inline
 def _arrivals(fixed, work, order, now):
     """End every transfer that ends now, by request number."""
     queue = work.queue
@@ -634,7 +614,7 @@ def _arrivals(fixed, work, order, now):
         work.clock[0].next_queue = at
 
 
-@_inline
+@inline
 def _run(fixed, work, order, triggers, log, placement):
     """Simulate one step; return the time of the last event."""
     device = work.device
@@ -689,7 +669,7 @@ def _run(fixed, work, order, triggers, log, placement):
     return now
 
 
-@_outer
+@outer
 def run_many(fixed, work, orders, triggers, log, placements, makespan_ps, peak_bytes):
     """
     Simulate each row of `placements` ([B, N]), one after the other.
@@ -706,7 +686,7 @@ def run_many(fixed, work, orders, triggers, log, placements, makespan_ps, peak_b
             peak_bytes[b, d] = work.device[d].peak
 
 
-@_outer
+@outer
 def default_triggers(fixed, work, placement, window_bytes):
     """Fill `work.fetch` with the fetches of `placement` and their default triggers."""
     _reset(fixed, work, placement)

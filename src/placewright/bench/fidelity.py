@@ -16,7 +16,7 @@ import numpy as np
 
 from placewright import __version__
 from placewright.bench.fidelity_book import FidelityBook, Record, to_text
-from placewright.bench.fidelity_plans import FidelityPlan, draw_plans
+from placewright.bench.fidelity_plans import FidelityPlan, draw_plans, settled
 from placewright.cluster import Cluster
 from placewright.errors import InputError
 from placewright.execute._wire import Job
@@ -149,8 +149,11 @@ def _measure_model(
     say: Say,
 ) -> None:
     effort = QUICK if choice.is_quick else FULL
-    alone = [simulate(problem, np.full(problem.num_ops, d)) for d in range(problem.num_devices)]
-    single = min(alone, key=lambda timeline: timeline.makespan_s)
+    alone = [
+        simulate(problem, settled(problem, np.full(problem.num_ops, d)))
+        for d in range(problem.num_devices)
+    ]
+    single = min(alone, key=lambda timeline: (timeline.overflow_bytes, timeline.makespan_s))
     timelines = {plan.name: _simulate(problem, plan) for plan in missing}
     with Template(runnable(model)) as template:
         for begin in range(0, len(missing), AT_A_TIME):

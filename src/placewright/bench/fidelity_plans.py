@@ -91,7 +91,7 @@ def draw_plans(problem: Problem, num_plans: int, seed: int = 0) -> list[Fidelity
             if placement is None:
                 del sources[kind]
             elif len(found) < size:
-                placement = _settled(problem, placement)
+                placement = settled(problem, placement)
                 found.setdefault(placement.tobytes(), (f"{kind}: {name}", kind, placement))
     pool = [*found.values()]
     times = np.array([simulate(problem, placement).makespan_s for _, _, placement in pool])
@@ -126,14 +126,14 @@ def _spread(
     return chosen
 
 
-def _settled(problem: Problem, placement: Placement) -> Placement:
+def settled(problem: Problem, placement: Placement) -> Placement:
     """Put ops where they may run, and co-located ones together."""
-    settled = np.array(placement, dtype=np.int64)
-    settled[problem.colocation_members] = settled[problem.colocation_leaders]
-    wrong = ~problem.allowed[np.arange(problem.num_ops), settled]
-    settled[wrong] = problem.allowed[wrong].argmax(axis=1)
-    settled[problem.colocation_members] = settled[problem.colocation_leaders]
-    return settled
+    found = np.array(placement, dtype=np.int64)
+    found[problem.colocation_members] = found[problem.colocation_leaders]
+    wrong = ~problem.allowed[np.arange(problem.num_ops), found]
+    found[wrong] = problem.allowed[wrong].argmax(axis=1)
+    found[problem.colocation_members] = found[problem.colocation_leaders]
+    return found
 
 
 _Source = Iterator[tuple[str, Placement]]
@@ -173,7 +173,7 @@ def _splits(problem: Problem) -> _Source:
 
 def _alternating(problem: Problem) -> _Source:
     """Go from device to device after so many ops, in the order in which one device runs them."""
-    alone = simulate(problem, _settled(problem, np.zeros(problem.num_ops, dtype=np.int64)))
+    alone = simulate(problem, settled(problem, np.zeros(problem.num_ops, dtype=np.int64)))
     order = alone.sequence[alone.sequence < problem.num_ops]
     for run in RUNS:
         devices = np.zeros(problem.num_ops, dtype=np.int64)

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import platform
 
-import numba
 from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
+
+from placewright._compiling import kept
 
 PATIENCE = 40
 """Looks after a flag is set. Who has set it has Python's lock, and will be in an op or wait soon;
@@ -44,7 +45,7 @@ def _read(_, flag):
     return types.int64(flag), build
 
 
-@numba.njit("void(int64[::1], int64)", nogil=True, cache=True)
+@kept("void(int64[::1], int64)", nogil=True)
 def look(flag, count):
     """Look at a flag until it is set and Python's lock likely free, or so many times."""
     for _ in range(count):

@@ -1,8 +1,8 @@
 """
 The cores of this machine, and who has them.
 
-This module owns that the thread which works for a GPU has a core of its own: where the processor is
-a device beside GPUs, it has the cores that are left. It also owns what threads of libraries do that
+This module owns that a thread which works for GPUs has a core of its own: where the processor is a
+device beside GPUs, it has the cores that are left. It also owns what threads of libraries do that
 have nothing to do: where several libraries share the cores they sleep at once; where a plan runs
 they may spin for the next op, as in any other program.
 """
@@ -34,8 +34,8 @@ def own_cores() -> tuple[int, ...]:
     return tuple(range(os.cpu_count() or 1))
 
 
-def share_cores(num_gpus: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Give the processor's cores, and those of the GPUs' thread: none, if there are but a few."""
+def share_cores(num_gpu_lanes: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Give the processor's cores, and those of the GPUs' threads: none, if there are but a few."""
     cores = own_cores()
-    kept = 1 if num_gpus and len(cores) > 2 else 0
+    kept = num_gpu_lanes if len(cores) > num_gpu_lanes + 1 else 0
     return cores[: len(cores) - kept], cores[len(cores) - kept :]

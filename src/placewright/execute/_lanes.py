@@ -35,6 +35,18 @@ def share_of(name: str) -> Share | None:
     return None if found is None else Share(found[1], int(found[2]), int(found[3]))
 
 
+def whole_gpu(name: str) -> str:
+    """Name the GPU that a device is, or is a share of."""
+    share = share_of(name)
+    return name if share is None else share.gpu
+
+
+def count_gpu_lanes(names: Sequence[str], kinds: Sequence[str]) -> int:
+    """Count the threads that work for GPUs."""
+    lanes = zip(lane_numbers(names, kinds), kinds, strict=True)
+    return len({lane for lane, kind in lanes if kind == "cuda"})
+
+
 def lane_numbers(names: Sequence[str], kinds: Sequence[str]) -> list[int]:
     """Give each device its lane: the number of the device whose thread works for it."""
     whole = [kind == "cuda" and share_of(n) is None for n, kind in zip(names, kinds, strict=True)]

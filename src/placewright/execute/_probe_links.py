@@ -59,7 +59,8 @@ def time_links(
             times = _hand_over(_FromCore(), sender, receiver, sizes, num_repeats)
             links[ends] = LinkFigures(*fit_link(times))
             continue
-        if source.share is not None and target.share is not None:
+        shares = [end.share for end in (source, target) if end.share is not None]
+        if source.kind == target.kind and shares:
             times = _hand_over(_FromShare(source, target), sender, receiver, sizes, num_repeats)
             links[ends] = LinkFigures(*fit_link(times))
             continue
@@ -131,15 +132,16 @@ class _FromGpu:
 
 
 class _FromShare(_FromGpu):
-    """From share to share of a GPU, through pinned memory."""
+    """From a share of a GPU, or to one, through pinned memory."""
 
     def __init__(self, source: RealDevice, target: RealDevice) -> None:
         super().__init__(source)
-        self._to = Streams(target).compute
+        self._target, self._to = target.torch_device, Streams(target).compute
 
     def receive(self, content: Any) -> None:
+        torch.cuda.set_stream(self._to)
         self._to.wait_event(self._way.done)
-        blank(content, device=self._device).copy_(content, non_blocking=True)
+        blank(content, device=self._target).copy_(content, non_blocking=True)
         self._to.synchronize()
 
 

@@ -22,7 +22,7 @@ from placewright import files
 from placewright.cluster import Cluster
 from placewright.errors import InputError
 from placewright.execute.op_times import FOLDER, device_keys, torch_version
-from placewright.execute.replay import Constants, Replay
+from placewright.execute.replay import RULES, Constants, Replay
 from placewright.frontends._cache import cache_folder
 from placewright.problem import Candidate, Problem
 from placewright.simulator import simulate
@@ -124,7 +124,7 @@ def calibration_path(cluster: Cluster) -> Path | None:
     keys, version, folder = _keys(cluster), torch_version(), cache_folder()
     if keys is None or version is None or folder is None:
         return None
-    words = "; ".join((*keys, f"torch {version}"))
+    words = "; ".join((*keys, f"torch {version}", f"replay {RULES}"))
     return folder / FOLDER / f"calibration-{hashlib.sha256(words.encode()).hexdigest()[:16]}.json"
 
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from placewright.errors import InputError
 from placewright.execute._cores import own_cores, share_cores
-from placewright.execute._lanes import Share, share_of
+from placewright.execute._lanes import Share, count_gpu_lanes, share_of, whole_gpu
 from placewright.execute.allocation import keep_memory
 
 try:
@@ -56,8 +56,7 @@ class RealDevice:
 
 def torch_device_of(name: str) -> torch.device:
     """Give PyTorch's device by the name of a GPU or of a share of one."""
-    share = share_of(name)
-    return torch.device(name if share is None else share.gpu)
+    return torch.device(whole_gpu(name))
 
 
 def list_devices() -> tuple[RealDevice, ...]:
@@ -82,8 +81,7 @@ def find_device(name: str) -> RealDevice:
     """
     there = list_devices()
     share = share_of(name)
-    whole = name if share is None else share.gpu
-    found = next((device for device in there if device.name == whole), None)
+    found = next((device for device in there if device.name == whole_gpu(name)), None)
     if found is not None:
         return found if share is None else _divided(found, name, share)
     gpus = [device.name for device in there if device.kind == "cuda"]
@@ -124,7 +122,7 @@ def find_devices(names: tuple[str, ...]) -> tuple[RealDevice, ...]:
     _check_shares([device for device in found if device.kind == "cuda"])
     if not whole:
         return found
-    theirs, ours = share_cores(sum(d.kind == "cuda" for d in found))
+    theirs, ours = share_cores(count_gpu_lanes(names, [device.kind for device in found]))
     return tuple(replace(d, cores=theirs if d.kind == "cpu" else ours) for d in found)
 
 

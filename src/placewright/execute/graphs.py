@@ -74,6 +74,7 @@ class Segments:
         self._rooms: dict[Hashable, Tensor] = {}
         self._leaving: list[tuple[Tensor, Any]] = []  # since the last segment began
         self._left: list[tuple[Tensor, Any]] = []  # in the one before
+        self._sources: list[Tensor] = []  # of what has arrived while recording
 
     @property
     def is_fixed(self) -> bool:
@@ -92,6 +93,7 @@ class Segments:
         """Have the next step wait for what this one still copies."""
         self._pass_on()
         self._pass_on()
+        self._sources.clear()
         self._num_steps += 1
 
     def abort(self, error: BaseException) -> None:
@@ -105,7 +107,7 @@ class Segments:
 
     def close(self) -> None:
         """Give everything back; its memory follows when nobody has the step any more."""
-        for mine in (self._rooms, self._recorded, self._leaving, self._left):
+        for mine in (self._rooms, self._recorded, self._leaving, self._left, self._sources):
             mine.clear()
 
     # What the lane's function calls.
@@ -150,6 +152,16 @@ class Segments:
             made = make()
         self._rooms[key] = self._recorder.alias(made)
         return made
+
+    def keep(self, source: Tensor) -> None:
+        """
+        Keep what is copied to a room as long as segments are recorded.
+
+        Pinned memory that is let go of has an event recorded on every stream that has used it,
+        which must not be one that is being recorded.
+        """
+        if self._mode == "record":
+            self._sources.append(source)
 
     def hold(self, tensor: Tensor, event: Any) -> None:
         """Hold what is being copied away until an event."""

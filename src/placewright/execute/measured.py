@@ -10,6 +10,7 @@ Letters: ``B`` candidates, ``D`` devices.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ import numpy as np
 
 from placewright.errors import InputError
 from placewright.evaluate import Evaluations, Objective
+from placewright.execute._lanes import whole_gpu
 from placewright.execute._probe_memory import GPU_HEADROOM_BYTES
 from placewright.execute._wire import Failure, Job
 from placewright.execute.measuring import Effort, measure_jobs, memory_caps
@@ -212,13 +214,16 @@ class MeasuredEvaluator:
     def _num_at_once(self) -> int:
         """Tell how many candidates may get ready at once: on GPUs that takes longer than a step."""
         cluster = self.problem.cluster
-        gpus = [d for d, kind in enumerate(cluster.device_kinds) if kind == "cuda"]
-        if not gpus:
+        needs: Counter[str] = Counter()  # by whole GPU
+        for name, kind, size in zip(
+            cluster.device_names, cluster.device_kinds, cluster.memory_bytes.tolist(), strict=True
+        ):
+            if kind == "cuda":
+                needs[whole_gpu(name)] += size
+        if not needs:
             return 1
-        rooms = (
-            free_bytes(cluster.device_names[d])
-            // (int(cluster.memory_bytes[d]) + GPU_HEADROOM_BYTES)  # each has a context, too
-            for d in gpus
+        rooms = (  # each has a context, too
+            free_bytes(gpu) // (need + GPU_HEADROOM_BYTES) for gpu, need in needs.items()
         )
         return max(1, min(MAX_AT_ONCE, *rooms))
 

@@ -32,6 +32,7 @@ from placewright.cluster import Cluster
 from placewright.costs import Costs
 from placewright.errors import InputError
 from placewright.execute._cores import share_cores
+from placewright.execute._lanes import count_gpu_lanes
 from placewright.frontends._cache import cache_folder
 from placewright.graph import BoolArray, Graph, IdArray
 
@@ -157,7 +158,7 @@ def device_keys(
     a time as there are here, since they share caches and memory. A CPU of another model than this
     machine's is not known.
     """
-    cores, _ = share_cores(sum(kind == "cuda" for kind in kinds))
+    cores, _ = share_cores(count_gpu_lanes(names, kinds))
     at_a_time = sum(_is_core(name) for name in names)
     keys: list[str | None] = []
     for name, kind, model in zip(names, kinds, models, strict=True):

@@ -25,13 +25,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-import numba
 import numpy as np
 
+from placewright._compiling import kept
 from placewright.costs import PS_PER_S
 from placewright.execute._lanes import lane_numbers
 from placewright.graph import BoolArray, FloatArray, IdArray
 from placewright.timeline import Timeline
+
+RULES = 2
+"""The version of what follows; constants that were fitted to another one mean something else."""
 
 
 class KindConstants(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -121,7 +124,7 @@ class Replay:
         return time_s
 
 
-@numba.njit(nogil=True, cache=True)
+@kept(nogil=True)
 def _go(
     is_gpu: Any,  # [D]
     lane: Any,  # [D]
@@ -155,8 +158,9 @@ def _go(
             if is_sent[r]:
                 issued[n] += hand_over[r]
                 told[r] = issued[n]
-                begin = max(done[d], issued[n], free[d, o])
-                there[r] = free[d, o] = begin + latency[r] + copy[r]
+                there[r] = max(done[d], issued[n])
+                if copy[r] > 0:
+                    there[r] = free[d, o] = max(there[r], free[d, o]) + latency[r] + copy[r]
             elif sender[r] < 0:  # fetched ahead
                 issued[n] += hand_over[r]
                 free[o, d] += latency[r] + copy[r]

@@ -65,15 +65,21 @@ class Runner:
         self.streams = {
             k: Streams(device) for k, device in enumerate(devices) if device.kind == "cuda"
         }
-        self.through_host = {  # between shares of a GPU
+        self.through_host = {  # from a GPU to one that has another thread: one of them is a share
             number
             for number, channel in enumerate(program.channels)
-            if all(devices[end].share is not None for end in (channel.source, channel.target))
+            if channel.source in self.streams
+            and channel.target in self.streams
+            and self.lane_of[channel.source] != self.lane_of[channel.target]
         }
         self.ways = {
             number: GpuWay(self.streams[d])
             for number, channel in enumerate(program.channels)
             if (d := self._gpu_of(number, channel)) is not None
+        }
+        self.arrivals = {
+            number: GpuWay(self.streams[program.channels[number].target])
+            for number in self.through_host
         }
         self.segments = {lane: self._segments(lane) for lane in program.recorded}
         used = sorted({lane for part in program.sources for lane in part})
@@ -297,23 +303,32 @@ class Runner:
             return made
         if source == "cuda":
             self.streams[channel.target].compute.wait_event(self.ways[number].done)
+        segments = self._fixed(channel.target)
+        if segments is not None:
+            segments.keep(content)
         made = self._room(channel.target, ("box", number), content)
         return made.copy_(content, non_blocking=True)
 
     def _fetch(self, number: int, tensor: Tensor) -> Tensor:
         channel, source, target = self._kinds(number)
-        if source == "cuda" and (target == "cpu" or number in self.through_host):
+        if source == "cuda" and target == "cpu":
             return self._accept(number, self.ways[number].fetch(tensor))
         made = self._room(channel.target, ("box", number), tensor)
         if target == "cpu":
             return made.copy_(tensor)
-        self.ways[number].arrive(made, tensor)
+        way = self.ways[number]
+        if number in self.through_host:
+            tensor = way.fetch(tensor)
+            self.streams[channel.target].arrive.wait_event(way.done)
+            way = self.arrivals[number]
+        way.arrive(made, tensor)
         return made
 
     def _arrive(self, number: int) -> None:
         """Let a GPU wait for what it has begun to fetch."""
         target = self.program.channels[number].target
-        self.streams[target].compute.wait_event(self.ways[number].done)
+        way = self.arrivals.get(number, self.ways[number])
+        self.streams[target].compute.wait_event(way.done)
 
     def _signal(self, number: int) -> None:
         channel, source, _ = self._kinds(number)

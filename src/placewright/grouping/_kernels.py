@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import heapq
 
-import numba
 import numpy as np
 
+from placewright._compiling import kept
 
-@numba.njit(cache=True)
+
+@kept()
 def _find(parent, x):
     while parent[x] != x:
         parent[x] = parent[parent[x]]
@@ -24,7 +25,7 @@ def _find(parent, x):
     return x
 
 
-@numba.njit(cache=True)
+@kept()
 def merge_sole_consumers(order, begins, readers):
     """
     Merge each group into the only other one that reads it; sweep until nothing changes.
@@ -55,7 +56,7 @@ def merge_sole_consumers(order, begins, readers):
     return parent
 
 
-@numba.njit(cache=True)
+@kept()
 def find_levels(before_begins, after_begins, after):
     """Give each node of an acyclic graph the length of the longest path that leads to it."""
     count = len(before_begins) - 1
@@ -82,7 +83,7 @@ def find_levels(before_begins, after_begins, after):
     return level
 
 
-@numba.njit(cache=True)
+@kept()
 def _is_other_at(parent, level, begins, neighbours, x, besides, at):
     for e in range(begins[x], begins[x + 1]):
         y = neighbours[e]
@@ -91,7 +92,7 @@ def _is_other_at(parent, level, begins, neighbours, x, besides, at):
     return False
 
 
-@numba.njit(cache=True)
+@kept()
 def _unite(duty, kinds, left, right):
     """Let two groups share a device from now on, if one of its kinds may run both."""
     a, b = _find(duty, left), _find(duty, right)
@@ -104,7 +105,7 @@ def _unite(duty, kinds, left, right):
     return True
 
 
-@numba.njit(cache=True)
+@kept()
 def match(
     left, right, is_free, level, before_begins, before, after_begins, after,
     time, cap, group_duty, duty, kinds, limit,
@@ -155,7 +156,7 @@ def match(
     return parent
 
 
-@numba.njit(cache=True)
+@kept()
 def _topological_order(before_begins, after_begins, after):
     """Order the nodes, the lowest number that is ready first."""
     count = len(before_begins) - 1
@@ -173,7 +174,7 @@ def _topological_order(before_begins, after_begins, after):
     return order
 
 
-@numba.njit(cache=True)
+@kept()
 def cut_stretches(before_begins, after_begins, after, time, group_duty, duty, kinds, num_groups):
     """Merge neighbours in a topological order, the pair of least time first."""
     order = _topological_order(before_begins, after_begins, after)

@@ -20,8 +20,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import numba
 import numpy as np
+
+from placewright._compiling import cold, inline, outer
 
 NEVER = np.int64(2**63 - 1)
 MAX_GAPS = 256
@@ -102,27 +103,7 @@ class Gaps(NamedTuple):
     free: Array  # [D] nothing runs from then on
 
 
-_inner: dict[str, Any] = {
-    "error_model": "numpy",
-    "_nrt": False,
-    "no_cpython_wrapper": True,
-    "no_cfunc_wrapper": True,
-}
-_inline = numba.njit(forceinline=True, **_inner)
-_cold = numba.njit(**_inner)
-
-_callable: dict[str, Any] = {"error_model": "numpy", "_nrt": False, "nogil": True}
-
-
-def _outer(function):
-    """Compile `function` for callers in Python; keep it on disk where that is possible."""
-    try:
-        return numba.njit(cache=True, **_callable)(function)
-    except RuntimeError:  # neither the package nor the user's cache directory can be written to
-        return numba.njit(**_callable)(function)
-
-
-@_cold
+@cold
 def _push(keys, ranks, sizes, h, key, rank):
     """Add (`key`, `rank`) to heap `h`."""
     hole = sizes[h]
@@ -139,7 +120,7 @@ def _push(keys, ranks, sizes, h, key, rank):
     ranks[h, hole] = rank
 
 
-@_cold
+@cold
 def _pop(keys, ranks, sizes, h):
     """Drop the least entry of heap `h`."""
     size = sizes[h] - 1
@@ -164,13 +145,13 @@ def _pop(keys, ranks, sizes, h):
     ranks[h, hole] = rank
 
 
-@_inline
+@inline
 def _now(facts, state):
     """Give the stretch of the decision at hand."""
     return np.int64(state.decisions[0]) * state.peak_bytes.shape[1] // facts.op_unit.size
 
 
-@_cold
+@cold
 def _decided(facts, state, i):
     """Op `i` is decided: go on to the next decision."""
     before = _now(facts, state)
@@ -182,7 +163,7 @@ def _decided(facts, state, i):
             state.peak_bytes[d, after] = state.live_bytes[d]
 
 
-@_inline
+@inline
 def _hold(facts, state, d, size, since):
     """Take `size` bytes of device `d`, from stretch `since` on."""
     state.live_bytes[d] += size
@@ -190,7 +171,7 @@ def _hold(facts, state, d, size, since):
         state.peak_bytes[d, s] += size
 
 
-@_cold
+@cold
 def _roomiest(facts, state, u):
     """Give the device with the most free bytes among those that unit `u` may be on."""
     best = np.int64(-1)
@@ -205,7 +186,7 @@ def _roomiest(facts, state, u):
     return best
 
 
-@_inline
+@inline
 def _home(facts, state, u, d):
     """Tell where unit `u` is, or would be if it were placed for a reader on device `d`."""
     home = np.int64(state.unit_device[u])
@@ -214,7 +195,7 @@ def _home(facts, state, u, d):
     return home
 
 
-@_inline
+@inline
 def _place(facts, state, u, d):
     """Put unit `u` on device `d`, with its weights, unless it has a place."""
     if state.unit_device[u] < 0:
@@ -223,7 +204,7 @@ def _place(facts, state, u, d):
             _hold(facts, state, d, facts.unit_bytes[u], 0)
 
 
-@_cold
+@cold
 def _arrival(facts, state, channel, i, d, contended, book):
     """
     Tell when the inputs of op `i` could be on device `d`.
@@ -271,7 +252,7 @@ def _arrival(facts, state, channel, i, d, contended, book):
     return latest
 
 
-@_cold
+@cold
 def _fits(facts, state, i, d):
     """Tell whether device `d` has room for op `i`, its inputs, and the weights it brings along."""
     u = facts.op_unit[i]
@@ -307,7 +288,7 @@ def _fits(facts, state, i, d):
     return True
 
 
-@_inline
+@inline
 def _give_back(facts, state, t):
     """Give back tensor `t`, which nobody reads any more, wherever it is."""
     home = state.unit_device[facts.op_unit[facts.tensor_op[t]]]
@@ -320,7 +301,7 @@ def _give_back(facts, state, t):
             state.live_bytes[d] -= size
 
 
-@_cold
+@cold
 def _bring(facts, state, i, d, contended):
     """Place op `i` and its weights for device `d`, fetch its inputs, tell when they are there."""
     _place(facts, state, facts.op_unit[i], d)
@@ -330,7 +311,7 @@ def _bring(facts, state, i, d, contended):
     return _arrival(facts, state, state.channel, i, d, contended, True)
 
 
-@_cold
+@cold
 def _run(facts, state, i, d, start):
     """Run op `i` on device `d`, where its inputs are; give back what it was the last to read."""
     state.start[i] = start
@@ -355,7 +336,7 @@ def _run(facts, state, i, d, start):
     _decided(facts, state, i)
 
 
-@_cold
+@cold
 def _place_rest(facts, state):
     """Place weights that nobody reads."""
     for u in range(facts.unit_bytes.size):
@@ -363,13 +344,13 @@ def _place_rest(facts, state):
             _place(facts, state, u, _roomiest(facts, state, u))
 
 
-@_inline
+@inline
 def _slowness(facts, i, d, fastest_ps):
     """Tell how much longer op `i` takes on device `d` than where it is fastest."""
     return facts.op_ps[i, d] - fastest_ps[i]
 
 
-@_cold
+@cold
 def _enter(facts, state, queues, rank, fastest_ps, i):
     """Op `i` is ready: let it wait on every device where it may run."""
     u = facts.op_unit[i]
@@ -388,7 +369,7 @@ def _enter(facts, state, queues, rank, fastest_ps, i):
     queues.arrives[i] = latest
 
 
-@_cold
+@cold
 def _sort_out(facts, queues, op_at, fastest_ps, d):
     """Bring the ops whose inputs are there to the second heap of device `d`; drop those done."""
     key, rank, size = queues.key, queues.rank, queues.size
@@ -404,7 +385,7 @@ def _sort_out(facts, queues, op_at, fastest_ps, d):
         _pop(key, rank, size, 2 * d + 1)
 
 
-@_cold
+@cold
 def _schedule(facts, state, queues, rank, fastest_ps, favourite, favourite_ps, i, d, start):
     """Run op `i` on device `d` from `start`, or from when its inputs are there."""
     start = max(start, queues.free[d], _bring(facts, state, i, d, True))
@@ -428,7 +409,7 @@ def _schedule(facts, state, queues, rank, fastest_ps, favourite, favourite_ps, i
                 _enter(facts, state, queues, rank, fastest_ps, j)
 
 
-@_outer
+@outer
 def earliest_start(facts, state, queues, rank, op_at, fastest_ps, favourite, favourite_ps, num_ops):
     """
     Schedule the ready pair of op and device that can start first, again and again.
@@ -511,7 +492,7 @@ def earliest_start(facts, state, queues, rank, op_at, fastest_ps, favourite, fav
     _place_rest(facts, state)
 
 
-@_cold
+@cold
 def _find_gap(gaps, d, ready, ps):
     """Find the first gap of device `d` with `ps` left after `ready`; else give their number."""
     low = np.int64(0)
@@ -529,7 +510,7 @@ def _find_gap(gaps, d, ready, ps):
     return low
 
 
-@_cold
+@cold
 def _drop_gap(gaps, d, g):
     """Forget gap `g` of device `d`."""
     for k in range(g, gaps.number[d] - 1):
@@ -538,7 +519,7 @@ def _drop_gap(gaps, d, g):
     gaps.number[d] -= 1
 
 
-@_cold
+@cold
 def _add_gap(gaps, d, g, begin, end):
     """Remember a gap of device `d` before gap `g`; forget the shortest if there are too many."""
     if begin >= end:
@@ -561,7 +542,7 @@ def _add_gap(gaps, d, g, begin, end):
     gaps.number[d] += 1
 
 
-@_cold
+@cold
 def _fill(gaps, d, g, start, ps):
     """Let an op run on device `d` from `start`: in gap `g`, or after all others."""
     if g < gaps.number[d]:
@@ -575,7 +556,7 @@ def _fill(gaps, d, g, start, ps):
         gaps.free[d] = start + ps
 
 
-@_outer
+@outer
 def insertion(facts, state, gaps, keys, ranks, size, rank, op_at, ahead_ps):
     """
     Schedule the ready op of lowest `rank` ([N], inverse `op_at`), again and again.
@@ -622,7 +603,7 @@ def insertion(facts, state, gaps, keys, ranks, size, rank, op_at, ahead_ps):
     _place_rest(facts, state)
 
 
-@_outer
+@outer
 def upward_ranks(facts, mean_ps, tensor_ps, upward):
     """Write to `upward` ([N]) the longest path from each op's start to the end, on average."""
     for i in range(upward.size - 1, -1, -1):
@@ -633,7 +614,7 @@ def upward_ranks(facts, mean_ps, tensor_ps, upward):
         upward[i] = mean_ps[i] + longest
 
 
-@_outer
+@outer
 def downward_ranks(facts, mean_ps, tensor_ps, downward):
     """Write to `downward` ([N]) the longest path to each op's start, on average."""
     for i in range(downward.size):
@@ -646,7 +627,7 @@ def downward_ranks(facts, mean_ps, tensor_ps, downward):
         downward[i] = longest
 
 
-@_outer
+@outer
 def optimistic_costs(facts, tensor_ps, table):
     """Write to `table` ([N, D]) what must follow each op on each device at the least."""
     num_ops, num_devices = table.shape

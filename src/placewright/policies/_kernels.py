@@ -15,6 +15,8 @@ from __future__ import annotations
 import numpy as np
 from numba import njit, prange
 
+from placewright._compiling import kept
+
 F = np.float32
 
 SLICES = 8
@@ -226,7 +228,7 @@ def _decode_one(
         is_taken[before] = True
 
 
-@njit(parallel=True, error_model="numpy", cache=True)
+@kept(parallel=True, error_model="numpy")
 def decode(
     lengths,  # [M] groups
     keys,  # [M, G, H]
@@ -299,7 +301,7 @@ def decode(
         )
 
 
-@njit(parallel=True, fastmath=True, error_model="numpy", cache=True)
+@kept(parallel=True, fastmath=True, error_model="numpy")
 def attention_gradients(
     lengths,  # [M] groups
     keys,  # [M, G, H]
@@ -331,7 +333,7 @@ def attention_gradients(
                     by_weight[h] += slope * y
 
 
-@njit(parallel=True, error_model="numpy", cache=True)
+@kept(parallel=True, error_model="numpy")
 def unroll(
     lengths,  # [R] steps
     inputs,  # [R, G, 4H] what the inputs add to the gates
@@ -353,7 +355,7 @@ def unroll(
             h, c = hidden[r, t], cells[r, t]
 
 
-@njit(parallel=True, fastmath=True, error_model="numpy", cache=True)
+@kept(parallel=True, fastmath=True, error_model="numpy")
 def unroll_back(
     lengths,  # [R] steps
     recurrent,  # [n, H, 4H] weights of the first R / n sequences, the next R / n, ...
@@ -389,7 +391,7 @@ def unroll_back(
             _add_transposed(weights, slope, by_hidden)
 
 
-@njit(cache=True)
+@kept()
 def longest_paths(before, after, time_s):
     """Give the longest path up to each op; edges sorted so that what comes before is known."""
     found = np.zeros(len(time_s))
@@ -398,7 +400,7 @@ def longest_paths(before, after, time_s):
     return found
 
 
-@njit(cache=True)
+@kept()
 def sum_groups(group_of, features, out):  # [M, U], [U, F], [M, G, F]
     """Add the features of each unit to those of its group."""
     for m in range(group_of.shape[0]):
@@ -408,7 +410,7 @@ def sum_groups(group_of, features, out):  # [M, U], [U, F], [M, G, F]
                 row[f] += features[u, f]
 
 
-@njit(cache=True)
+@kept()
 def sum_edges(group_of, source, target, weight, out):  # [M, U], [E], [E], [E], [M, G, G]
     """Add the weight of each edge between units to that between their groups."""
     for m in range(group_of.shape[0]):
@@ -454,7 +456,7 @@ def _chances(scores, temperature, constant, noise, out):
         out[j] *= scale
 
 
-@njit(parallel=True, error_model="numpy", cache=True)
+@kept(parallel=True, error_model="numpy")
 def draw(
     scores,  # [C, G]
     temperature,
@@ -483,7 +485,7 @@ def draw(
             log_chances[m, c] = np.log(max(chance[options[m, c]], F(1e-30)))
 
 
-@njit(parallel=True, error_model="numpy", cache=True)
+@kept(parallel=True, error_model="numpy")
 def draw_back(
     scores,  # [C, G]
     temperature,
