@@ -397,7 +397,7 @@ def test_a_folder_that_cannot_be_written_is_known_before_anything_is_timed(tmp_p
 
 
 def test_what_was_timed_is_kept_when_it_is_stopped(monkeypatch):
-    timed = []
+    timed, before = [], {*threading.enumerate()}
 
     def stop_at_four(_bench, _solos, op):
         timed.append(op)
@@ -410,7 +410,8 @@ def test_what_was_timed_is_kept_when_it_is_stopped(monkeypatch):
         profile(load_capture("tiny-gpt2"), CORE, say=quiet)
     (key,) = device_keys(["cpu:0"], ["cpu"], [processor_model()])
     assert len(read_times(key).ops) == 3
-    assert not [t for t in threading.enumerate() if t.name == "placewright cpu:0"]
+    after = {*threading.enumerate()} - before
+    assert not [thread for thread in after if thread.name == "placewright cpu:0"]
 
 
 def test_an_op_that_fails_does_not_stop_the_others(monkeypatch):
