@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import math
 
 import msgspec
@@ -33,6 +34,16 @@ from placewright.execute.calibration import (
     interval,
     predict,
     probability_faster,
+    save_calibration,
+)
+from placewright.execute.op_times import (
+    Times,
+    Timing,
+    add_times,
+    device_keys,
+    op_signatures,
+    processor_model,
+    torch_version,
 )
 from placewright.execute.replay import Constants, KindConstants, Replay
 from placewright.execute.replayed_peaks import replayed_peaks
@@ -561,6 +572,61 @@ def test_unknown_devices_have_no_calibration(tmp_path, monkeypatch):
     monkeypatch.setenv("PLACEWRIGHT_CACHE", str(tmp_path))
     assert calibrating.save_calibration(made_up(), cores()) is None
     assert calibrating.calibrated_devices(cores()) == ("cpu:0", "cpu:1")
+
+
+BOX = """
+name = "box"
+[[device]]
+names = ["cpu:0", "cpu:1"]
+kind = "cpu"
+model = "{model}"
+memory = "4GiB"
+flops = {{ float32 = 5e10 }}
+memory_bandwidth = "10GB/s"
+launch = "5us"
+[link]
+latency = "20us"
+bandwidth = "5GB/s"
+"""
+
+
+@pytest.fixture
+def measured_box(tmp_path, monkeypatch):
+    """Two cores of this machine with a calibration and op times of a model, made up."""
+    monkeypatch.setenv("PLACEWRIGHT_CACHE", str(tmp_path / "cache"))
+    path = tmp_path / "box.toml"
+    path.write_text(BOX.format(model=processor_model()))
+    box, graph = Cluster.load(path), load_model("tiny-gpt2")
+    (key, _) = device_keys(box.device_names, box.device_kinds, box.device_models)
+    ops = {words: Timing(1e-4, 0.0, 5) for words in op_signatures(graph) if words}
+    version = torch_version()
+    add_times(Times(device=key, torch=version, issue_s=0.0, is_replayed=False, ops=ops))
+    residuals = [math.log(x) for x in (0.9, 1.0, 1.2)]
+    kinds = {"cpu": KindConstants(2.0, 0.0)}
+    save_calibration(made_up(residuals, constants=Constants(kinds=kinds)), box)
+    return path
+
+
+def test_simulate_and_place_say_what_a_plan_would_take_here(measured_box):
+    given = ["tiny-gpt2", "--cluster", str(measured_box)]
+    done = CliRunner().invoke(app, ["simulate", *given, "--on", "cpu:0", "--json"])
+    told = json.loads(done.stdout)
+    expected = told["expected"]
+    assert expected["time_s"] == pytest.approx(2 * told["makespan_s"])
+    assert expected["low_s"] == pytest.approx(0.9 * expected["time_s"])
+    assert expected["high_s"] == pytest.approx(1.2 * expected["time_s"])
+    assert expected["peak_bytes"] == {"cpu:0": told["peak_bytes"]["cpu:0"]}
+    assert expected["num_plans"] == 3
+    words = CliRunner().invoke(app, ["place", *given, "--budget", "20 samples"]).stdout
+    assert "Run on this machine, it should take" in " ".join(words.split())
+    done = CliRunner().invoke(app, ["simulate", *given, "--on", "cpu:0", "--no-profiled", "--json"])
+    assert json.loads(done.stdout)["expected"] is None
+
+
+def test_nothing_is_expected_where_op_times_are_not_measured(measured_box):
+    given = ["tiny-resnet", "--cluster", str(measured_box), "--on", "cpu:0", "--json"]
+    done = CliRunner().invoke(app, ["simulate", *given])
+    assert json.loads(done.stdout)["expected"] is None
 
 
 def test_compare_says_how_likely_the_best_is_faster():

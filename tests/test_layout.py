@@ -236,6 +236,10 @@ MAY_IMPORT = {
         "cluster", "errors", "execute.op_times", "execute.replay", "files", "frontends._cache",
         "problem", "simulator",
     },
+    "execute.expecting": {
+        "execute.calibration", "execute.op_times", "execute.replay", "execute.replayed_peaks",
+        "timeline", "units",
+    },
     "report": set(),
     "report.facts": {"cluster", "graph"},
     "report._figure": {"errors", "files", "graph"},
@@ -317,8 +321,8 @@ MAY_IMPORT = {
     },
     "cli.placing": {
         "bounds", "cli._options", "cli._shared", "comparing", "errors", "execute.calibration",
-        "execute.measured", "load",
-        "placers.experts", "placing", "plan", "problem", "report.terminal", "trace",
+        "execute.expecting", "execute.measured", "load", "placers.experts", "placing", "plan",
+        "problem", "report.terminal", "timeline", "trace",
     },
     "cli.measures": {
         "cli._options", "cli._shared", "cluster", "errors", "execute.measuring", "load", "plan",

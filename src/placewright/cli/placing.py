@@ -33,8 +33,10 @@ from placewright.cli._shared import (
 )
 
 if TYPE_CHECKING:
+    from placewright.execute.expecting import Expectation
     from placewright.execute.measured import MeasuredEvaluator
     from placewright.problem import Candidate, Problem
+    from placewright.timeline import Timeline
 
 
 class Discipline(str, Enum):
@@ -133,16 +135,29 @@ def simulate(
             save_trace(timeline, trace)
         if save is not None:
             Plan.of(timeline, name, lower_bound_s=bounds.best_s, placer="given").save(save)
+        expected = _expect(timeline, profiled)
         if as_json:
-            print_json(describe_timeline(timeline) | {"lower_bound_s": bounds.best_s, "name": name})
+            told = describe_timeline(timeline) | {"lower_bound_s": bounds.best_s, "name": name}
+            print_json(told | {"expected": expected and expected.describe()})
         else:
             from placewright.report.terminal import show_timeline
 
             print_out(show_timeline(timeline, bounds, name))
+            if expected is not None:
+                print_out(expected.words())
             for path, what in ((trace, "timeline"), (save, "plan")):
                 if path is not None:
                     print_out(f"The {what} is in {path}.")
     raise typer.Exit(0 if timeline.is_feasible else 1)
+
+
+def _expect(timeline: Timeline, is_profiled: bool) -> Expectation | None:
+    """Tell what a plan would take on this machine, with measured op times; None if unknown."""
+    if not is_profiled:
+        return None
+    from placewright.execute.expecting import expect
+
+    return expect(timeline)
 
 
 def _candidate(
@@ -301,10 +316,13 @@ def place(
             say_unless(as_json)(_describe_failures(evaluator))
         if output is not None:
             result.save(output)
+        expected = _expect(result.timeline, profiled and evaluator is None)
         if as_json:
-            print_json(result.describe())
+            print_json(result.describe() | {"expected": expected and expected.describe()})
         else:
             print_out(show_result(result))
+            if expected is not None:
+                print_out(expected.words())
             if output is not None:
                 print_out(f"The plan, its timeline and the history are in {output}.")
     raise typer.Exit(0 if result.is_feasible else 1)
