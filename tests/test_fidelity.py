@@ -54,6 +54,7 @@ from placewright.report.scatter import Panel, draw_scatter
 from placewright.simulator import simulate
 
 from . import tiny
+from .test_measuring import BOX
 from .worlds import make_cluster
 
 PS = 1e-12
@@ -574,28 +575,13 @@ def test_unknown_devices_have_no_calibration(tmp_path, monkeypatch):
     assert calibrating.calibrated_devices(cores()) == ("cpu:0", "cpu:1")
 
 
-BOX = """
-name = "box"
-[[device]]
-names = ["cpu:0", "cpu:1"]
-kind = "cpu"
-model = "{model}"
-memory = "4GiB"
-flops = {{ float32 = 5e10 }}
-memory_bandwidth = "10GB/s"
-launch = "5us"
-[link]
-latency = "20us"
-bandwidth = "5GB/s"
-"""
-
-
 @pytest.fixture
 def measured_box(tmp_path, monkeypatch):
     """Two cores of this machine with a calibration and op times of a model, made up."""
     monkeypatch.setenv("PLACEWRIGHT_CACHE", str(tmp_path / "cache"))
     path = tmp_path / "box.toml"
-    path.write_text(BOX.format(model=processor_model()))
+    device = f'kind = "cpu"\nmodel = "{processor_model()}"'
+    path.write_text(BOX.format(memory="4GiB").replace('kind = "cpu"', device))
     box, graph = Cluster.load(path), load_model("tiny-gpt2")
     (key, _) = device_keys(box.device_names, box.device_kinds, box.device_models)
     ops = {words: Timing(1e-4, 0.0, 5) for words in op_signatures(graph) if words}
