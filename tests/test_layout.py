@@ -308,8 +308,8 @@ MAY_IMPORT = {
     "__version__": set(),
     "cli._options": set(),
     "cli._shared": {
-        "bounds", "errors", "frontends._cache", "frontends.onnx", "graph", "load", "placers.run",
-        "placing", "problem", "report.live", "simulator", "timeline",
+        "bounds", "errors", "execute.expecting", "frontends._cache", "frontends.onnx", "graph",
+        "load", "placers.run", "placing", "problem", "report.live", "simulator", "timeline",
     },
     "cli.machine": {
         "cli._options", "cli._shared", "errors", "execute.probing", "files", "report.facts",
@@ -319,10 +319,13 @@ MAY_IMPORT = {
         "bounds", "cli._options", "cli._shared", "cluster", "errors", "load", "placers.experts",
         "placing", "problem", "report.facts", "report.terminal", "timeline", "zoo",
     },
+    "cli.simulating": {
+        "bounds", "cli._options", "cli._shared", "errors", "load", "placers.experts", "plan",
+        "problem", "report.terminal", "trace",
+    },
     "cli.placing": {
-        "bounds", "cli._options", "cli._shared", "comparing", "errors", "execute.calibration",
-        "execute.expecting", "execute.measured", "load", "placers.experts", "placing", "plan",
-        "problem", "report.terminal", "timeline", "trace",
+        "cli._options", "cli._shared", "comparing", "errors", "execute.calibration",
+        "execute.measured", "load", "placing", "problem", "report.terminal",
     },
     "cli.measures": {
         "cli._options", "cli._shared", "cluster", "errors", "execute.measuring", "load", "plan",
@@ -346,7 +349,7 @@ MAY_IMPORT = {
     },
     "cli": {
         "__version__", "cli.benches", "cli.machine", "cli.measures", "cli.models", "cli.pictures",
-        "cli.placing", "cli.profiles", "execute._cores",
+        "cli.placing", "cli.profiles", "cli.simulating", "execute._cores",
     },
     "cli.__main__": {"cli"},
 }  # fmt: skip

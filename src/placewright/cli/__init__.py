@@ -18,8 +18,9 @@ from placewright.cli.machine import probe
 from placewright.cli.measures import measure
 from placewright.cli.models import capture, inspect, list_
 from placewright.cli.pictures import curves, draw
-from placewright.cli.placing import compare, place, simulate
+from placewright.cli.placing import compare, place
 from placewright.cli.profiles import profile
+from placewright.cli.simulating import simulate
 from placewright.execute._cores import sleep_at_once
 
 app = typer.Typer(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 if TYPE_CHECKING:
+    from placewright.execute.expecting import Expectation
     from placewright.graph import Graph
     from placewright.placers.run import Run
     from placewright.problem import Candidate, Problem
@@ -180,3 +181,12 @@ def _quick_imports() -> Iterator[None]:
         gc.enable()
         if hidden:
             del modules[blas]
+
+
+def expect_here(timeline: Timeline, is_profiled: bool) -> Expectation | None:
+    """Tell what a plan would take on this machine, with measured op times; None if unknown."""
+    if not is_profiled:
+        return None
+    from placewright.execute.expecting import expect
+
+    return expect(timeline)
