@@ -178,6 +178,13 @@ class MadeUp:
         self.is_open = False
 
 
+def started(template, job, limit_s):
+    """A candidate's process that is ready."""
+    process = template.begin(job, limit_s)
+    process.ready(limit_s)
+    return process
+
+
 class MadeUpTemplate:
     def __init__(self, **made):
         self.made = made
@@ -331,7 +338,7 @@ def test_a_candidate_may_use_threads(template, problem):
     # `cpu` is all cores: its ops run on several threads, in a process that was forked.
     plan = plan_of(problem, np.zeros(problem.num_ops, dtype=np.int64))
     plan = msgspec.structs.replace(plan, devices=dict.fromkeys(plan.devices, "cpu"))
-    with closing(template.start(Job(plan=plan), 5.0)) as process:
+    with closing(started(template, Job(plan=plan), 5.0)) as process:
         assert len(process.run(3, 60.0)) == 3
         num_threads = len([*Path(f"/proc/{process.pid}/task").iterdir()])
         assert num_threads >= 1 + torch.get_num_threads()  # its own, and one a core
@@ -341,7 +348,7 @@ def test_a_candidate_may_use_threads(template, problem):
 @needs_cores
 def test_a_candidate_that_hangs_is_found_and_killed(template, problem, monkeypatch):
     monkeypatch.setattr(processes, "GRACE_S", 0.5)
-    process = template.start(job_of(problem, split(problem)), 5.0)
+    process = started(template, job_of(problem, split(problem)), 5.0)
     os.kill(process.pid, signal.SIGSTOP)
     with pytest.raises(CandidateError, match=r"did not answer for 1\.00 s and was") as found:
         process.run(3, 0.5)
@@ -358,7 +365,7 @@ def test_a_candidate_that_hangs_is_found_and_killed(template, problem, monkeypat
     ],
 )
 def test_a_candidate_that_is_killed_is_a_result(template, problem, how, failure, reason):
-    process = template.start(job_of(problem, split(problem)), 5.0)
+    process = started(template, job_of(problem, split(problem)), 5.0)
     assert len(process.run(2, 60.0)) == 2
     os.kill(process.pid, how)
     with pytest.raises(CandidateError, match=reason) as found:
@@ -382,12 +389,12 @@ def test_a_candidate_without_memory_is_a_result_and_others_go_on(template, probl
 
 @needs_cores
 def test_a_template_that_has_died_is_started_again(template, problem):
-    process = template.start(job_of(problem, split(problem)), 5.0)
+    process = started(template, job_of(problem, split(problem)), 5.0)
     os.kill(template._process.pid, signal.SIGKILL)
     with pytest.raises(CandidateError, match="The process that it was forked from has ended"):
         process.run(10**6, 60.0)
     wait_until(lambda: not is_alive(process.pid), seconds=5.0)
-    again = template.start(job_of(problem, split(problem)), 5.0)
+    again = started(template, job_of(problem, split(problem)), 5.0)
     assert len(again.run(2, 20.0)) == 2
     again.close()
     assert not is_alive(again.pid)
@@ -407,7 +414,7 @@ def test_what_cannot_run_here_is_refused_in_a_sentence(template, problem, folder
         (msgspec.structs.replace(plan, predicted=too_large), "needs 1048576.00 TiB on `cpu`"),
     ):
         with pytest.raises(InputError, match=words):
-            template.start(Job(plan=wrong), 5.0)
+            started(template, Job(plan=wrong), 5.0)
 
 
 def test_models_that_cannot_be_built_are_refused_in_a_sentence(folder):
@@ -535,10 +542,10 @@ def test_a_template_ends_with_its_parent_while_it_is_being_built(folder, model, 
 def test_a_candidate_of_a_template_that_has_died_leaves_the_next_one_alone(model, problem):
     job = job_of(problem, np.zeros(problem.num_ops, dtype=np.int64))
     with Template(model) as template:
-        old = template.start(job, 60.0)
+        old = started(template, job, 60.0)
         os.kill(template._process.pid, signal.SIGKILL)
         template._process.wait()
-        new = template.start(job, 60.0)
+        new = started(template, job, 60.0)
         old.close()
         assert len(new.run(2, 60.0)) == 2
         new.close()

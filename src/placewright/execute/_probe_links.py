@@ -22,7 +22,7 @@ from torch import Tensor
 
 from placewright.execute._boxes import Box
 from placewright.execute._copies import GpuWay, Streams, blank, pinned
-from placewright.execute._probe_fit import fit_link
+from placewright.execute._probe_fit import fit_link, round_time
 from placewright.execute.devices import Lane, RealDevice
 
 WARM_UPS = 2
@@ -70,7 +70,7 @@ def time_links(
             pageable[ends] = _copy(lane, source, target, sizes, num_repeats, is_pinned=False)
             way = _FromGpu(source) if source.kind == "cuda" else _ToGpu(target)
             [(size, time_s)] = _hand_over(way, sender, receiver, sizes[:1], num_repeats).items()
-            latency_s = max(time_s - size / links[ends].bytes_per_s, 0.0)
+            latency_s = round_time(max(time_s - size / links[ends].bytes_per_s, 0.0))
             links[ends] = replace(links[ends], latency_s=latency_s)
     return Links(links, pageable)
 

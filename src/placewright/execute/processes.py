@@ -139,22 +139,6 @@ class Template:
             self.fingerprint = built.fingerprint
         return self.fingerprint
 
-    def start(self, job: Job, limit_s: float) -> CandidateProcess:
-        """
-        Fork a process for a candidate and wait until it is ready.
-
-        Raises
-        ------
-        CandidateError
-            It fails before its first step.
-        InputError
-            The model, or the job, cannot be run here: a device is missing, the plan is another
-            model's.
-        """
-        made = self.begin(job, limit_s)
-        made.ready(limit_s)
-        return made
-
     def begin(self, job: Job, limit_s: float) -> CandidateProcess:
         """
         Fork a process for a candidate and have it get ready.
