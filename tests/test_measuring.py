@@ -44,6 +44,7 @@ from placewright.execute.measuring import (  # noqa: E402
     compare_with_best,
     job_of_plan,
     measure_jobs,
+    memory_caps,
 )
 from placewright.execute.processes import CandidateError, Template  # noqa: E402
 
@@ -171,8 +172,15 @@ class MadeUp:
             raise CandidateError("memory", "It was too much.")
         return noisy(self.median_s, num_steps, [self.seed, self.num_steps]).tolist()
 
+    def begin_weighing(self, limit_s):
+        self.is_weighed = True
+
     def peaks(self, limit_s):
+        assert self.is_weighed
         return {"cpu:0": 1000}
+
+    def let_go(self):
+        pass
 
     def close(self):
         self.is_open = False
@@ -237,6 +245,23 @@ def test_one_that_fails_in_a_race_does_not_end_it():
 def test_an_effort_must_be_one():
     with pytest.raises(InputError, match="`max_steps` 0"):
         Effort(max_steps=0)
+
+
+def test_caps_are_of_the_devices_that_a_plan_uses():
+    names, kinds = ("cpu:0", "cpu:1", "cuda:0", "cuda:1"), ("cpu", "cpu", "cuda", "cuda")
+    box = SimpleNamespace(
+        device_names=names, device_kinds=kinds, memory_bytes=np.array([1, 2, 4, 8])
+    )
+    found = memory_caps(box, {"cpu:0", "cuda:1"})
+    assert found == {"cpu_bytes": 3, "gpu_bytes": {"cuda:1": 8}}
+
+
+def test_without_a_cpu_device_a_process_has_no_cap_of_its_own():
+    # Libraries of a GPU need memory there, which none of the devices has.
+    box = SimpleNamespace(
+        device_names=("cuda:0",), device_kinds=("cuda",), memory_bytes=np.array([4])
+    )
+    assert memory_caps(box, {"cuda:0"}) == {"cpu_bytes": None, "gpu_bytes": {"cuda:0": 4}}
 
 
 # Real processes.
@@ -342,7 +367,19 @@ def test_a_candidate_may_use_threads(template, problem):
         assert len(process.run(3, 60.0)) == 3
         num_threads = len([*Path(f"/proc/{process.pid}/task").iterdir()])
         assert num_threads >= 1 + torch.get_num_threads()  # its own, and one a core
+        process.begin_weighing(60.0)
         assert process.peaks(60.0) == {"cpu": pytest.approx(predicted_peak(problem, [0] * 50))}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_a_plan_for_gpus_alone_is_measured(template, problem, folder):
+    words = BOX.format(memory="4GiB").replace('names = ["cpu:0", "cpu:1"]', 'name = "cuda:0"')
+    (folder / "gpu.toml").write_text(words.replace('"cpu"', '"cuda"'))
+    on_gpu = load_problem(problem.graph, folder / "gpu.toml")
+    job = job_of(on_gpu, np.zeros(on_gpu.num_ops, dtype=np.int64), on_gpu.cluster)
+    (found,) = measure_jobs(template, {"gpu": job}, Effort(max_steps=5, limit_s=5.0))
+    assert (found.failure, found.num_steps) == (None, 5)
 
 
 @needs_cores

@@ -26,7 +26,7 @@ from placewright.execute._probe_memory import GPU_HEADROOM_BYTES
 from placewright.execute._wire import Failure, Job
 from placewright.execute.measuring import Effort, measure_jobs, memory_caps
 from placewright.execute.placed import free_bytes, sequence_of
-from placewright.execute.processes import CandidateError, CandidateProcess, Template
+from placewright.execute.processes import CandidateError, CandidateProcess, Template, close_all
 from placewright.graph import IntArray
 from placewright.problem import Candidate, Problem
 from placewright.simulator import simulate
@@ -248,10 +248,10 @@ class MeasuredEvaluator:
             each(lambda _, process: process.begin_run(self.num_warm_up, limit_s))
             each(lambda _, process: process.times(limit_s))
             times = each(lambda _, process: process.run(self.num_steps, limit_s))
+            each(lambda _, process: process.begin_weighing(limit_s))
             peaks = each(lambda _, process: process.peaks(limit_s))
         finally:
-            for process in processes.values():
-                process.close()
+            close_all(processes.values())
         return [
             self._failed(timeline, failed[k])
             if k in failed

@@ -16,10 +16,10 @@ This module owns how a candidate is measured, and how several are compared:
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -36,8 +36,10 @@ from placewright.execute._statistics import (
     median_interval,
 )
 from placewright.execute._wire import Failure, Job
-from placewright.execute.processes import CandidateError, CandidateProcess, Template
+from placewright.execute.processes import CandidateError, CandidateProcess, Template, close_all
 from placewright.plan import Plan
+
+Answer = TypeVar("Answer")
 
 MAX_WARM_UP = 60
 """Steps after which nothing more is expected to settle."""
@@ -152,11 +154,16 @@ def job_of_plan(plan: Plan, cluster: Cluster | None) -> Job:
 
 
 def memory_caps(cluster: Cluster, used: Collection[str]) -> dict[str, Any]:
-    """Give what CPU devices have together, and each GPU that is used: a job's caps."""
+    """
+    Give a job's caps: what CPU devices have together, and each GPU that is used.
+
+    Without a CPU device the process's own memory, which libraries of GPUs need, has no cap.
+    """
     sizes = dict(zip(cluster.device_names, cluster.memory_bytes.tolist(), strict=True))
     kinds = dict(zip(cluster.device_names, cluster.device_kinds, strict=True))
+    cpus = [size for name, size in sizes.items() if kinds[name] == "cpu"]
     return {
-        "cpu_bytes": sum(size for name, size in sizes.items() if kinds[name] == "cpu"),
+        "cpu_bytes": sum(cpus) if cpus else None,
         "gpu_bytes": {n: sizes[n] for n in sizes if kinds[n] == "cuda" and n in used},
     }
 
@@ -181,11 +188,12 @@ def measure_jobs(
             racer.warm_up()
         _take_turns(racers, effort, drops, np.random.default_rng(seed))
         for racer in racers:
+            racer.begin_weighing()
+        for racer in racers:
             racer.weigh()
         return tuple(racer.measurement() for racer in racers)
     finally:
-        for racer in racers:
-            racer.close()
+        close_all([racer.process for racer in racers if racer.process is not None])
 
 
 def compare_with_best(found: Sequence[Measurement], seed: int = 0) -> dict[str, Ratio]:
@@ -237,20 +245,10 @@ class _Racer:
 
     def get_ready(self) -> None:
         """Wait until it can run; all others that have begun get ready meanwhile."""
-        if self.process is not None:
-            try:
-                self.process.ready(self.effort.answer_s)
-            except CandidateError as failed:
-                self._fail(failed)
+        self._ask(lambda process, limit_s: process.ready(limit_s))
 
     def run(self, num_steps: int) -> list[float]:
-        if self.process is None:
-            return []
-        try:
-            return self.process.run(num_steps, self.effort.answer_s)
-        except CandidateError as failed:
-            self._fail(failed)
-            return []
+        return self._ask(lambda process, limit_s: process.run(num_steps, limit_s)) or []
 
     def warm_up(self) -> None:
         """Run until times have settled; what comes after that counts."""
@@ -271,18 +269,24 @@ class _Racer:
         if self.process is not None:
             self.rounds.append(np.array(times_s if is_alone else times_s[1:]))
 
+    def begin_weighing(self) -> None:
+        self._ask(lambda process, limit_s: process.begin_weighing(limit_s))
+
     def weigh(self) -> None:
-        if self.process is not None:
-            try:
-                self.peak_bytes = self.process.peaks(self.effort.answer_s)
-            except CandidateError as failed:
-                self._fail(failed)
+        self.peak_bytes = self._ask(lambda process, limit_s: process.peaks(limit_s)) or {}
+
+    def _ask(self, do: Callable[[CandidateProcess, float], Answer]) -> Answer | None:
+        """Have its process do something, if it has one; None if there is no answer."""
+        if self.process is None:
+            return None
+        try:
+            return do(self.process, self.effort.answer_s)
+        except CandidateError as failed:
+            self._fail(failed)
+            return None
 
     def _fail(self, failed: CandidateError) -> None:
         self.failure, self.reason = failed.failure, failed.reason
-        self.close()
-
-    def close(self) -> None:
         if self.process is not None:
             self.process.close()
             self.process = None

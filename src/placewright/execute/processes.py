@@ -17,7 +17,7 @@ import struct
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from types import TracebackType
 from typing import TypeVar
 
@@ -288,16 +288,19 @@ class CandidateProcess:
         self.begin_run(num_steps, limit_s)
         return self.times(limit_s)
 
+    def begin_weighing(self, limit_s: float) -> None:
+        """Have it run a step that tells how much memory each device holds."""
+        self._send(Weigh(), limit_s + GRACE_S)
+
     def peaks(self, limit_s: float) -> dict[str, int | None]:
         """
-        Run a step that tells the most that each device holds, in bytes; None if that is unknown.
+        Wait for the most that each device holds, in bytes; None if that is unknown.
 
         Raises
         ------
         CandidateError
             It failed.
         """
-        self._send(Weigh(), limit_s + GRACE_S)
         return self._receive(Peaks, limit_s + GRACE_S).peak_bytes
 
     def _send(self, asked: msgspec.Struct, limit_s: float) -> None:
@@ -343,6 +346,10 @@ class CandidateProcess:
         how = f"with code {code}: {said}" if code >= 0 else f"by {signal.Signals(-code).name}"
         return CandidateError("crash", f"Its process ended {how}.")
 
+    def let_go(self) -> None:
+        """Have it end, if it listens, without waiting until it has."""
+        self._wire.close()
+
     def close(self) -> None:
         """Kill the process."""
         if not self._has_ended:
@@ -352,3 +359,11 @@ class CandidateProcess:
         self._has_ended = True
         self._wire.close()
         return self._template.wait_for(self.pid, kills, self._parent)
+
+
+def close_all(processes: Collection[CandidateProcess]) -> None:
+    """End processes together: leaving a GPU takes a while."""
+    for process in processes:
+        process.let_go()
+    for process in processes:
+        process.close()
