@@ -235,6 +235,15 @@ def test_a_sending_core_holds_a_tensor_until_it_is_copied():
     assert replayed_peaks(timeline).tolist() == [58, 54]
 
 
+def test_what_an_op_was_seen_to_take_counts_where_it_runs():
+    ops = [Op(name="a", outputs=[50]), Op(name="b", inputs=["a"], outputs=[Output(1, keep=True)])]
+    world = tiny.problem(ops, {"a": 10, "b": 10}, cores())
+    seen = np.array([[5, 7], [20, 30]])
+    world = Problem(world.graph, world.cluster, Costs(world.costs.op_ps, seen))
+    assert replayed_peaks(simulate(world, Candidate([0, 0]))).tolist() == [50 + 1 + 20, 0]
+    assert replayed_peaks(simulate(world, Candidate([1, 1]))).tolist() == [0, 50 + 1 + 30]
+
+
 # Fitting.
 
 
@@ -431,6 +440,18 @@ def test_records_come_back_and_the_later_one_counts(tmp_path):
         file.write(b"{}\n")
     with pytest.raises(InputError, match=r"Line 4 of .*no plan"):
         book.read()
+
+
+def test_a_book_keeps_what_ops_take(tmp_path):
+    book, problem = FidelityBook(tmp_path), real_problem("tiny-gpt2")
+    book.open()
+    problem.cluster.save(book.cluster_path)
+    for seen in (None, np.arange(2 * problem.num_ops).reshape(-1, 2)):
+        costs = Costs(problem.costs.op_ps, seen)
+        book.save_problem("m", Problem(problem.graph, problem.cluster, costs))
+        found = book.load_problem("m").costs
+        assert (found.op_ps == costs.op_ps).all()
+        assert (found.scratch_bytes == (0 if seen is None else seen)).all()
 
 
 def filled_book(folder, num_plans=16):

@@ -342,7 +342,7 @@ def test_steps_run_and_memory_is_measured(template, problem):
     found = measure_jobs(
         template,
         {"alone": job_of(problem, alone), "split": job_of(problem, split(problem))},
-        Effort(max_steps=12, limit_s=20.0),
+        Effort(target=1e-6, max_steps=12, limit_s=20.0),
     )
     for each, placement in zip(found, (alone, split(problem)), strict=True):
         assert (each.failure, each.reason) == (None, "")

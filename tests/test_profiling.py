@@ -6,6 +6,7 @@ import sys
 import threading
 from types import SimpleNamespace
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -543,6 +544,23 @@ def test_a_gpu_does_not_wait_for_ops_to_be_issued(tmp_path):
     times = make_times("d", {words[2]: 0.5, words[4]: 0.1}, issue_s=0.25, ahead=True)
     found = measured_costs(graph, cluster, {"cpu:0": times})
     assert found.costs.op_ps[2:, 0].tolist() == [0.5e12, 0.5e12, 0.1e12]
+
+
+def test_memory_that_ops_were_seen_to_take_is_found_again(tmp_path):
+    graph, cluster = small_graph(), cluster_of(tmp_path)
+    ops = {op_signatures(graph)[4]: Timing(0.1, 0.0, 5, scratch_bytes=77)}
+    add_times(msgspec.structs.replace(make_times("d", {}), ops=ops))
+    found = measured_costs(graph, cluster, {"cpu:1": read_times("d")})
+    assert found.costs.scratch_bytes.tolist() == [[0, 0]] * 4 + [[0, 77]]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_what_an_op_holds_on_a_gpu_while_it_runs_is_noted():
+    with OpBench(find_devices(("cuda:0",)), QUICK) as bench:
+        given = torch.ones(2**20, device="cuda:0")
+        found = bench._scratch_bytes(lambda x: (x.exp()[:1].clone(),), (given,))
+        assert found == 4 * MIB
 
 
 def test_a_time_in_the_graph_wins_over_measured_ones(tmp_path):

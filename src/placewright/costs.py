@@ -96,6 +96,10 @@ class Costs:
     """
     The time of every op on every device, in whole picoseconds. The array is copied.
 
+    `scratch_bytes` is memory that an op was seen to take on a device while it ran, beside what it
+    reads and makes. How well a step that is run follows the simulator is judged with it
+    (`replayed_peaks`); the simulator itself knows only what the graph tells of an op.
+
     Raises
     ------
     InputError
@@ -103,6 +107,7 @@ class Costs:
     """
 
     op_ps: NDArray[np.int64]  # [N, D]
+    scratch_bytes: NDArray[np.int64] | None = None  # [N, D]
 
     def __post_init__(self) -> None:
         op_ps = np.array(self.op_ps)

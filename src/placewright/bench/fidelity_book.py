@@ -2,8 +2,8 @@
 What `placewright bench fidelity` has measured, on disk: one plan a line, and the problems.
 
 This module owns the folder: ``plans.jsonl`` (appended whole, so that a bench that is stopped goes
-on where it was), the cluster, and for each model its graph and the op times it was planned with;
-so that tables can be made again without PyTorch, whatever is profiled later.
+on where it was), the cluster, and for each model its graph and what was measured of its ops when
+it was planned; so that tables can be made again without PyTorch, whatever is profiled later.
 """
 
 from __future__ import annotations
@@ -134,8 +134,11 @@ class FidelityBook:
     def save_problem(self, model: str, problem: Problem) -> None:
         """Keep a model's graph and op times; the times last, so that one is never alone."""
         problem.graph.save(self._graph_path(model))
-        data = io.BytesIO()
-        np.save(data, problem.costs.op_ps)
+        data, costs = io.BytesIO(), problem.costs
+        scratch_bytes = np.zeros_like(costs.op_ps)
+        if costs.scratch_bytes is not None:
+            scratch_bytes = costs.scratch_bytes
+        np.save(data, np.stack([costs.op_ps, scratch_bytes]))
         files.write(self._costs_path(model), data.getvalue())
 
     def load_problem(self, model: str) -> Problem:
@@ -150,10 +153,11 @@ class FidelityBook:
         cluster, graph = Cluster.load(self.cluster_path), Graph.load(self._graph_path(model))
         path = self._costs_path(model)
         try:
-            op_ps = np.load(io.BytesIO(files.read(path, "file of op times")), allow_pickle=False)
+            both = np.load(io.BytesIO(files.read(path, "file of op times")), allow_pickle=False)
+            op_ps, scratch_bytes = both
         except (ValueError, EOFError) as error:
             raise InputError(f"`{path}` is no file of op times: {error}.") from None
-        return Problem(graph, cluster, Costs(op_ps))
+        return Problem(graph, cluster, Costs(op_ps, scratch_bytes))
 
     def _graph_path(self, model: str) -> Path:
         return self.folder / f"{_label(model)}.graph.json"

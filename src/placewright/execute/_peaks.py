@@ -2,11 +2,13 @@
 How much memory each device holds at most in a step, measured.
 
 A GPU's allocator counts for itself; what a library keeps there from its first call on, whatever the
-plan, is not the step's (`probe` leaves room for it). What a share of a GPU holds is not known. CPU
-devices share one process: one more step runs under
-PyTorch's profiler, which tells every allocation with its address and thread. What a lane allocates
-is its device's until it is released, by whichever thread; parameters, buffers, optimiser state and
-inputs are added as they are. Not counted on CPUs is what arrives from a GPU in pinned memory.
+plan, is not the step's (`probe` leaves room for it). What a share of a GPU holds is not known.
+
+CPU devices share one process: one more step runs under PyTorch's profiler, which tells every
+allocation with its address and thread. What a lane allocates is its device's until it is released,
+by whichever thread; parameters, buffers, optimiser state and inputs are added as they are. What
+arrives from a GPU is in pinned memory, of which the profiler is not told, so in this step each such
+tensor is copied out of it.
 """
 
 from __future__ import annotations
@@ -88,6 +90,7 @@ def _allocated_peaks(step: PlacedStep, fed: Sequence[Tensor]) -> Mapping[int, in
         with record_function(f"{_MARK}{lane}"):
             pass
 
+    step.runner.copies_arrivals = True
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         # A profiler hears its own thread only, and those that ask to be heard.
         for k, lane in lanes.items():

@@ -20,7 +20,8 @@ This module owns how an op is timed, so that its time is what it takes inside a 
   difference is about the same for every op and is kept once for the device (`issue_s`).
 * On a GPU, events time a batch of calls that was recorded and is replayed (a CUDA graph), as the
   executor does it, so that it never waits for the host. Where that cannot be, they are queued
-  behind a pause. `issue_s` is what the host takes to issue a call.
+  behind a pause. `issue_s` is what the host takes to issue a call. Memory that the op takes while
+  it runs, as convolutions do, is noted.
 """
 
 from __future__ import annotations
@@ -138,6 +139,7 @@ class OpBench:
     def _time(self, solo: Solo, num_copies: list[int], company: list[Lane]) -> Timing:
         arguments = solo.make(num_copies)
         turn = _Turn(solo.call, arguments.copies)
+        scratch_bytes = self._scratch_bytes(solo.call, arguments.copies[0])
         last_s = self._warm_up(turn)
         with _in_company(company, None if last_s < SHORT_S else solo, num_copies):
             if company:
@@ -153,7 +155,18 @@ class OpBench:
                     since = 0
         middle = statistics.median(samples)
         spread = statistics.median(abs(sample - middle) for sample in samples)
-        return Timing(middle, spread, len(samples))
+        return Timing(middle, spread, len(samples), scratch_bytes)
+
+    def _scratch_bytes(self, call: Callable[..., Any], arguments: tuple[Any, ...]) -> int:
+        """Give what an op that has run before holds on a GPU beside what it is given and makes."""
+        if self._device.kind != "cuda":
+            return 0
+        gpu = self._device.torch_device
+        torch.cuda.reset_peak_memory_stats(gpu)
+        made = call(*arguments)  # kept: its memory is the step's
+        after = torch.cuda.memory_allocated(gpu)
+        del made
+        return int(torch.cuda.max_memory_allocated(gpu) - after)
 
     def _warm_up(self, turn: _Turn) -> float:
         best_s = math.inf

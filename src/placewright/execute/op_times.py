@@ -18,7 +18,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, TypeAlias
@@ -188,6 +188,7 @@ class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     time_s: _Seconds  # the median of the samples
     spread_s: _Seconds  # the median of their distances from it
     num_samples: int
+    scratch_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0  # held meanwhile on a GPU, see `Costs`
 
 
 class Times(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -361,12 +362,15 @@ def measured_costs(
     """
     found = _read_tables(cluster, say) if tables is None else _named(cluster, tables)
     measured_s = np.full((graph.num_ops, cluster.num_devices), np.nan)
+    scratch_bytes = np.zeros(measured_s.shape, dtype=np.int64)
     signatures = op_signatures(graph) if any(found) else ()
     for d, times in enumerate(found):
         if times is not None:
             measured_s[:, d] = look_up(signatures, times)
+            timings = (times.ops.get(words) if words else None for words in signatures)
+            scratch_bytes[:, d] = [t.scratch_bytes if t else 0 for t in timings]
     return Measured(
-        Costs.estimate(graph, cluster, measured_s),
+        replace(Costs.estimate(graph, cluster, measured_s), scratch_bytes=scratch_bytes),
         (graph.op_flops > 0) | (graph.op_bytes > 0),
         ~np.isnan(measured_s),
     )

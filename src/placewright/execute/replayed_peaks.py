@@ -3,7 +3,8 @@ Peak memory of a plan as the executor holds tensors: `replayed_peaks`.
 
 This module owns where that differs from the simulator. Between CPU devices nothing is sent ahead:
 the receiver copies a tensor right before its first reader there, so that the copy begins later
-than simulated, and the sender holds the tensor until then.
+than simulated, and the sender holds the tensor until then. Ops on GPUs take the memory that they
+were seen to take when they were timed.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ def replayed_peaks(timeline: Timeline) -> IntArray:  # [D]
     """
     Give the most that each device holds in a step, in bytes.
 
-    Times are the simulated ones. Where no tensor goes from one CPU device to another, these are
-    the simulated peaks.
+    Times are the simulated ones. Where no tensor goes from one CPU device to another, and no op
+    was seen to take memory of its own, these are the simulated peaks.
     """
     problem = timeline.problem
     graph, place = problem.graph, timeline.candidate.placement.tolist()
@@ -66,8 +67,12 @@ def replayed_peaks(timeline: Timeline) -> IntArray:  # [D]
         for (alias, d), (begin, until) in away.items():
             size = int(graph.tensor_bytes[alias])
             changes[d] += [(begin, size), (until, -size)]
-    for op in np.flatnonzero(graph.op_workspace_bytes).tolist():
-        size = int(graph.op_workspace_bytes[op])
+    scratch = graph.op_workspace_bytes
+    if problem.costs.scratch_bytes is not None:
+        seen = problem.costs.scratch_bytes[np.arange(graph.num_ops), timeline.candidate.placement]
+        scratch = np.maximum(scratch, seen)
+    for op in np.flatnonzero(scratch).tolist():
+        size = int(scratch[op])
         changes[place[op]] += [(start[op], size), (end[op], -size)]
     return np.array([_peak(before, of) for before, of in zip(held, changes, strict=True)])
 

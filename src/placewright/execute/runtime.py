@@ -58,6 +58,7 @@ class Runner:
         self.lane_of = lanes_of(devices)
         self.residents = [residents[name] for name in program.residents]
         self.seed = 0  # of the step
+        self.copies_arrivals = False  # out of pinned memory, so that they are seen
         self.is_stopping = False
         self.is_broken = False
         self._turn = threading.Lock()
@@ -300,7 +301,7 @@ class Runner:
         if source == "cuda" and target == "cpu":
             self.ways[number].done.synchronize()
             made: Tensor = content
-            return made
+            return made.clone() if self.copies_arrivals else made
         if source == "cuda":
             self.streams[channel.target].compute.wait_event(self.ways[number].done)
         segments = self._fixed(channel.target)
