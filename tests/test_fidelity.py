@@ -369,8 +369,8 @@ def test_peaks_are_compared_where_most_is_held():
 
 
 def test_chosen_times_cover_all_that_there_are_and_those_near_the_best_more_closely():
-    values = np.log(np.concatenate([[40.0], np.linspace(1, 1.5, 51), np.linspace(2, 100, 50)]))
-    times = np.exp(values[_choose(values, 20)])
+    every = np.concatenate([[40.0], np.linspace(1, 1.5, 51), np.linspace(2, 100, 50)])
+    times = every[_choose(every, 20)]
     assert list(times) == sorted(times)
     assert 40.0 in times  # the first
     assert times[0] == 1.0
@@ -379,7 +379,27 @@ def test_chosen_times_cover_all_that_there_are_and_those_near_the_best_more_clos
     assert len(near) >= 10
     assert np.diff(near).max() < 0.1
     assert np.diff(np.log(times)).max() < 1.2
-    assert len(_choose(values[:5], 20)) == 5
+    assert len(_choose(every[:5], 20)) == 5
+
+
+def test_near_the_best_those_that_take_the_same_time_are_not_chosen_twice():
+    every = np.array([9.0, 1.0, 1.004, 1.002, 1.1, 1.2, *np.linspace(2, 8, 30)])
+    times = every[_choose(every, 20)]
+    assert sorted(times[times < 1.5]) == [1.0, 1.1, 1.2]
+    assert len(times) == 20  # others, instead
+
+
+def test_where_few_plans_are_near_the_best_some_are_made_of_it():
+    # One device is a hundred times as fast: all that uses much of the other one is far off.
+    problem = real_problem()
+    op_ps = problem.costs.op_ps * np.array([100, 1])
+    lopsided = Problem(problem.graph, problem.cluster, Costs(op_ps))
+    plans = draw_plans(lopsided, 18, 3)
+    times_s = {p.name: simulate(lopsided, Candidate(p.placement)).makespan_s for p in plans}
+    best_s = min(times_s.values())
+    assert sum(time_s <= 1.5 * best_s for time_s in times_s.values()) >= 8
+    assert any(plan.kind == "moved" for plan in plans)
+    assert not any(plan.kind == "moved" for plan in draw_plans(problem, 18, 3))
 
 
 def test_plans_are_of_several_kinds_different_and_half_of_them_for_fitting():

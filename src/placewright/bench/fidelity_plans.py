@@ -9,7 +9,7 @@ Letters: ``N`` ops, ``D`` devices, ``L`` layers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Literal
@@ -40,6 +40,12 @@ TURNS = ("one device", "searched", "split", "random layers", "listed", "random o
 NEAR = 1.5
 """Plans within so many times of the best are those that a search has to tell apart."""
 
+APART = 0.01
+"""Near the best, simulated times that differ by less are as good as equal."""
+
+MOVES = (1, 2, 3, 5, 8)
+"""Ops of the best plan that go elsewhere in moved ones, in turn."""
+
 RUNS = (1, 8, 2, 32, 4, 128, 16, 64)
 """Of ops after which alternating plans go on with the next device."""
 
@@ -63,8 +69,9 @@ def draw_plans(problem: Problem, num_plans: int, seed: int = 0) -> list[Fidelity
 
     Kinds take turns at a pool of plans; one that has no more is left out. Of the pool half are
     chosen so that their simulated times cover all that there are most evenly, one with a single
-    device first; the others likewise, but within `NEAR` times of the best. Of each two that are
-    next to each other in simulated time one is for fitting.
+    device first; the others likewise, but within `NEAR` times of the best and at least `APART`.
+    Where the pool has too few of these, as with devices that are very different, some are made of
+    the best plan. Of each two that are next to each other in simulated time one is for fitting.
 
     Raises
     ------
@@ -94,9 +101,18 @@ def draw_plans(problem: Problem, num_plans: int, seed: int = 0) -> list[Fidelity
                 placement = settled(problem, placement)
                 found.setdefault(placement.tobytes(), (f"{kind}: {name}", kind, placement))
     pool = [*found.values()]
-    times = np.array([simulate(problem, placement).makespan_s for _, _, placement in pool])
+    times_s = [simulate(problem, placement).makespan_s for _, _, placement in pool]
+    moved = _moved(problem, pool[int(np.argmin(times_s))][2], random)
+    while len(_near(times_s, num_plans)) < num_plans // 2:
+        name, placement = next(moved, ("", None))
+        if placement is None:
+            break
+        if placement.tobytes() not in found:
+            pool.append((f"moved: {name}", "moved", placement))
+            found[placement.tobytes()] = pool[-1]
+            times_s.append(simulate(problem, placement).makespan_s)
     made: list[FidelityPlan] = []
-    for k, at in enumerate(_choose(np.log(times), num_plans)):
+    for k, at in enumerate(_choose(times_s, num_plans)):
         if k % 2 == 0:
             parts: list[Part] = ["fit", "test"] if random.random() < 0.5 else ["test", "fit"]
         name, kind, placement = pool[at]
@@ -104,24 +120,38 @@ def draw_plans(problem: Problem, num_plans: int, seed: int = 0) -> list[Fidelity
     return [made[k] for k in random.permutation(len(made))]
 
 
-def _choose(values: FloatArray, size: int) -> list[int]:
-    """Choose values that cover all, then ones that cover those near the least; ascending."""
-    size = min(size, len(values))
-    chosen = _spread(values, np.arange(len(values)), [0], size // 2)
+def _choose(times_s: Sequence[float], size: int) -> list[int]:
+    """Choose times that cover all, then ones that cover those near the least; ascending."""
+    values, size = np.log(times_s), min(size, len(times_s))
+    every = np.arange(len(values))
+    chosen = _spread(values, every, [0], size // 2)
     near = np.flatnonzero(values <= values.min() + np.log(NEAR))
-    chosen = _spread(values, near, chosen, size)
-    chosen = _spread(values, np.arange(len(values)), chosen, size)  # too few may be near
+    chosen = _spread(values, near, chosen, size, APART)
+    chosen = _spread(values, every, chosen, size)  # too few may be near
     return sorted(chosen, key=lambda at: values[at])
 
 
+def _near(times_s: Sequence[float], size: int) -> list[int]:
+    """Find times near the least that are apart, so many at most."""
+    values = np.log(times_s)
+    near = np.flatnonzero(values <= values.min() + np.log(NEAR))
+    return _spread(values, near, [int(values.argmin())], size, APART)
+
+
 def _spread(
-    values: FloatArray, among: NDArray[np.int64], chosen: list[int], size: int
+    values: FloatArray,
+    among: NDArray[np.int64],
+    chosen: list[int],
+    size: int,
+    apart: float = 0.0,
 ) -> list[int]:
     """Choose again and again the one that is furthest from all chosen, until there are so many."""
     chosen = [*chosen]
     left = [at for at in among.tolist() if at not in chosen]
     while left and len(chosen) < size:
         gaps = np.abs(values[left][:, None] - values[chosen]).min(axis=1)
+        if gaps.max() < apart:
+            break
         chosen.append(left.pop(int(gaps.argmax())))
     return chosen
 
@@ -179,6 +209,16 @@ def _alternating(problem: Problem) -> _Source:
         devices = np.zeros(problem.num_ops, dtype=np.int64)
         devices[order] = np.arange(len(order)) // run % problem.num_devices
         yield f"after {run} ops", devices
+
+
+def _moved(problem: Problem, best: Placement, random: np.random.Generator) -> _Source:
+    """Move a few ops of the best plan to random devices."""
+    for k in range(40 * len(MOVES)):
+        number = MOVES[k % len(MOVES)]
+        placement = best.copy()
+        ops = random.choice(problem.num_ops, min(number, problem.num_ops), replace=False)
+        placement[ops] = random.integers(problem.num_devices, size=len(ops))
+        yield f"{number} of the best, number {k}", settled(problem, placement)
 
 
 def _random(problem: Problem, group: Placement, random: np.random.Generator) -> _Source:
