@@ -7,7 +7,7 @@ perceptron runs on a GPU that is too small for it and a core. A sample's reward 
 time; the simulator gives only the order of its ops.
 The plan that comes of it is measured again, its steps taking turns with those of every single
 device and of the placers by rule. DIR has the figures, the plan and the history, of which
-``placewright curves DIR`` draws the curve.
+``placewright curves DIR`` draws the curve. A run that was stopped goes on where it was.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from placewright.execute.op_times import measured_costs
 from placewright.execute.profiling import profile
 from placewright.load import load_capture
 from placewright.placing import Result
+from placewright.policies.checkpoint import WEIGHTS
 from placewright.units import format_time, parse_bytes
 
 HEADROOM = 48 * 2**20
@@ -71,6 +72,8 @@ def main() -> None:
             seed=options.seed,
             options=json.loads(options.set),
             evaluator=evaluator,
+            folder=out,
+            resume=(out / WEIGHTS).exists(),
         )
         counts = evaluator.num_samples, len(evaluator.outcomes), len(evaluator.failures)
     took_s = time.perf_counter() - begin_s
@@ -120,7 +123,7 @@ def _measure_again(problem: pw.Problem, model: str, found: Result, out: Path) ->
         plans[f"all on {name}"] = pw.Plan.of(timeline, name, lower_bound_s=0.0, placer="none")
     for placer in RULES:
         plans[placer] = pw.place(_with_headroom(problem), placer, budget="5s").plan
-    effort = Effort(target=0.01, max_steps=100, limit_s=5.0)
+    effort = Effort(target=0.01, max_steps=100, limit_s=3.0)
     lines = []
     for each in pw.measure(model, plans, cluster=problem.cluster, effort=effort):
         predicted_s = plans[each.name].predicted.makespan_s

@@ -370,7 +370,7 @@ def test_peaks_are_compared_where_most_is_held():
 
 def test_chosen_times_cover_all_that_there_are_and_those_near_the_best_more_closely():
     every = np.concatenate([[40.0], np.linspace(1, 1.5, 51), np.linspace(2, 100, 50)])
-    times = every[_choose(every, 20)]
+    times = every[_choose(every, 20, [0])]
     assert list(times) == sorted(times)
     assert 40.0 in times  # the first
     assert times[0] == 1.0
@@ -379,12 +379,12 @@ def test_chosen_times_cover_all_that_there_are_and_those_near_the_best_more_clos
     assert len(near) >= 10
     assert np.diff(near).max() < 0.1
     assert np.diff(np.log(times)).max() < 1.2
-    assert len(_choose(every[:5], 20)) == 5
+    assert len(_choose(every[:5], 20, [0])) == 5
 
 
 def test_near_the_best_those_that_take_the_same_time_are_not_chosen_twice():
     every = np.array([9.0, 1.0, 1.004, 1.002, 1.1, 1.2, *np.linspace(2, 8, 30)])
-    times = every[_choose(every, 20)]
+    times = every[_choose(every, 20, [0])]
     assert sorted(times[times < 1.5]) == [1.0, 1.1, 1.2]
     assert len(times) == 20  # others, instead
 
@@ -399,6 +399,7 @@ def test_where_few_plans_are_near_the_best_some_are_made_of_it():
     best_s = min(times_s.values())
     assert sum(time_s <= 1.5 * best_s for time_s in times_s.values()) >= 8
     assert any(plan.kind == "moved" for plan in plans)
+    assert sum(plan.kind == "one device" for plan in plans) == 2
     assert not any(plan.kind == "moved" for plan in draw_plans(problem, 18, 3))
 
 

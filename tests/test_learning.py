@@ -244,6 +244,41 @@ def test_a_resumed_run_ends_as_one_that_was_never_interrupted(tmp_path, name, fi
     assert state[0] == state[1]
 
 
+def test_the_best_from_before_a_run_went_on_is_confirmed_too(tmp_path):
+    problem, placer = wide((10, 25), length=40), SMALL["hierarchical"]
+    first = place(problem, placer, budget="24 samples", folder=tmp_path, seed=3)
+    seen = {}
+
+    class Confirming(Judge):
+        """Knows what it has judged itself, as an evaluator that measures does."""
+
+        def evaluate(self, candidates):
+            found = super().evaluate(candidates)
+            keys = [tuple(candidate.placement.tolist()) for candidate in candidates]
+            seen.update(zip(keys, zip(found.objective_s, candidates, strict=True), strict=True))
+            return found
+
+        def confirm(self):
+            time_s, candidate = min(seen.values(), key=lambda pair: pair[0])
+            return candidate, float(time_s)
+
+    def cost(placements):
+        return np.where((placements == first.placement).all(axis=1), 1.0, 2.0)
+
+    last = place(
+        problem,
+        placer,
+        budget="26 samples",
+        folder=tmp_path,
+        seed=3,
+        resume=True,
+        evaluator=Confirming(problem, cost),
+    )
+    assert len(seen) > 1
+    assert last.objective_s == 1.0
+    assert last.placement.tolist() == first.placement.tolist()
+
+
 def test_seconds_already_spent_count(tmp_path):
     place(wide(), SMALL["hierarchical"], budget="40 samples", folder=tmp_path)
     spent_s = json.loads((tmp_path / STATE).read_text())["wall_s"]

@@ -313,6 +313,7 @@ def _spend(run: Run, placer: Placer) -> tuple[float, int]:
         raise KeyboardInterrupt
     spent = run.wall_s, run.num_samples
     if is_whole and isinstance(run.evaluator, Confirms):
+        run.evaluator.evaluate([run.best])  # which may be known from before this run went on
         confirmed = run.evaluator.confirm()
         if confirmed is not None:
             run.best, run.key = confirmed[0], (0, confirmed[1])

@@ -9,7 +9,7 @@ Letters: ``N`` ops, ``D`` devices, ``L`` layers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Literal
@@ -34,8 +34,8 @@ GOOD, LISTS = (
 SHARES = (0.5, 0.1, 0.3, 0.02, 0.2, 0.7)
 """Of ops or layers that leave their device in random plans, in turn."""
 
-TURNS = ("one device", "searched", "split", "random layers", "listed", "random ops", "alternating")
-"""The kinds, in the order in which they get a plan."""
+TURNS = ("searched", "split", "random layers", "listed", "random ops", "alternating")
+"""The kinds, in the order in which they get a plan, after those with a single device."""
 
 NEAR = 1.5
 """Plans within so many times of the best are those that a search has to tell apart."""
@@ -44,7 +44,7 @@ APART = 0.01
 """Near the best, simulated times that differ by less are as good as equal."""
 
 MOVES = (1, 2, 3, 5, 8)
-"""Ops of the best plan that go elsewhere in moved ones, in turn."""
+"""Ops of a good plan that go elsewhere in moved ones, in turn."""
 
 RUNS = (1, 8, 2, 32, 4, 128, 16, 64)
 """Of ops after which alternating plans go on with the next device."""
@@ -68,10 +68,11 @@ def draw_plans(problem: Problem, num_plans: int, seed: int = 0) -> list[Fidelity
     Make plans of all kinds, no two of them equal, in an order that is random.
 
     Kinds take turns at a pool of plans; one that has no more is left out. Of the pool half are
-    chosen so that their simulated times cover all that there are most evenly, one with a single
-    device first; the others likewise, but within `NEAR` times of the best and at least `APART`.
+    chosen so that their simulated times cover all that there are most evenly, single devices that
+    differ first; the others likewise, but within `NEAR` times of the best and at least `APART`.
     Where the pool has too few of these, as with devices that are very different, some are made of
-    the best plan. Of each two that are next to each other in simulated time one is for fitting.
+    the best plan and of the best device. Of each two that are next to each other in simulated time
+    one is for fitting.
 
     Raises
     ------
@@ -81,8 +82,11 @@ def draw_plans(problem: Problem, num_plans: int, seed: int = 0) -> list[Fidelity
     if num_plans < 4:
         raise InputError(f"{num_plans} plans are too few; expected 4 or more.")
     random = np.random.default_rng(seed)
+    pool = _Pool(problem)
+    for name, placement in _single(problem):
+        pool.add("one device", name, placement)
+    singles = [*range(len(pool.plans))]
     sources = {
-        "one device": _single(problem),
         "searched": _searched(problem, seed),
         "split": _splits(problem),
         "random layers": _random(problem, find_layers(problem.graph).op_layer, random),
@@ -90,41 +94,53 @@ def draw_plans(problem: Problem, num_plans: int, seed: int = 0) -> list[Fidelity
         "random ops": _random(problem, np.arange(problem.num_ops), random),
         "alternating": _alternating(problem),
     }
-    found: dict[bytes, tuple[str, str, Placement]] = {}
-    size = POOL * num_plans
-    while len(found) < size and sources:
+    while len(pool.plans) < POOL * num_plans and sources:
         for kind in [kind for kind in TURNS if kind in sources]:
-            name, placement = next(sources[kind], ("", None))
-            if placement is None:
+            found = next(sources[kind], None)
+            if found is None:
                 del sources[kind]
-            elif len(found) < size:
-                placement = settled(problem, placement)
-                found.setdefault(placement.tobytes(), (f"{kind}: {name}", kind, placement))
-    pool = [*found.values()]
-    times_s = [simulate(problem, placement).makespan_s for _, _, placement in pool]
-    moved = _moved(problem, pool[int(np.argmin(times_s))][2], random)
-    while len(_near(times_s, num_plans)) < num_plans // 2:
-        name, placement = next(moved, ("", None))
-        if placement is None:
+            elif len(pool.plans) < POOL * num_plans:
+                pool.add(kind, *found)
+    fastest = min(singles, key=pool.times_s.__getitem__)
+    best = int(np.argmin(pool.times_s))
+    bases = {"best": pool.plans[best][2], "best device": pool.plans[fastest][2]}
+    for name, placement in _moved(problem, bases, random):
+        if len(_near(pool.times_s, num_plans)) >= num_plans // 2:
             break
-        if placement.tobytes() not in found:
-            pool.append((f"moved: {name}", "moved", placement))
-            found[placement.tobytes()] = pool[-1]
-            times_s.append(simulate(problem, placement).makespan_s)
+        pool.add("moved", name, placement)
     made: list[FidelityPlan] = []
-    for k, at in enumerate(_choose(times_s, num_plans)):
+    for k, at in enumerate(_choose(pool.times_s, num_plans, singles)):
         if k % 2 == 0:
             parts: list[Part] = ["fit", "test"] if random.random() < 0.5 else ["test", "fit"]
-        name, kind, placement = pool[at]
+        name, kind, placement = pool.plans[at]
         made.append(FidelityPlan(name, kind, parts[k % 2], placement))
     return [made[k] for k in random.permutation(len(made))]
 
 
-def _choose(times_s: Sequence[float], size: int) -> list[int]:
+class _Pool:
+    """Different plans of a problem, and what they take when they are simulated."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
+        self._known: set[bytes] = set()
+        self.plans: list[tuple[str, str, Placement]] = []  # name, kind
+        self.times_s: list[float] = []
+
+    def add(self, kind: str, name: str, placement: Placement) -> None:
+        """Add a plan, unless it is there."""
+        placement = settled(self._problem, placement)
+        if placement.tobytes() not in self._known:
+            self._known.add(placement.tobytes())
+            self.plans.append((f"{kind}: {name}", kind, placement))
+            self.times_s.append(simulate(self._problem, placement).makespan_s)
+
+
+def _choose(times_s: Sequence[float], size: int, first: Sequence[int]) -> list[int]:
     """Choose times that cover all, then ones that cover those near the least; ascending."""
     values, size = np.log(times_s), min(size, len(times_s))
     every = np.arange(len(values))
-    chosen = _spread(values, every, [0], size // 2)
+    chosen = _spread(values, np.array(first), [*first[:1]], size // 2, APART)
+    chosen = _spread(values, every, chosen, size // 2)
     near = np.flatnonzero(values <= values.min() + np.log(NEAR))
     chosen = _spread(values, near, chosen, size, APART)
     chosen = _spread(values, every, chosen, size)  # too few may be near
@@ -211,14 +227,17 @@ def _alternating(problem: Problem) -> _Source:
         yield f"after {run} ops", devices
 
 
-def _moved(problem: Problem, best: Placement, random: np.random.Generator) -> _Source:
-    """Move a few ops of the best plan to random devices."""
-    for k in range(40 * len(MOVES)):
+def _moved(
+    problem: Problem, bases: Mapping[str, Placement], random: np.random.Generator
+) -> _Source:
+    """Move a few ops of good plans to random devices."""
+    for k in range(20 * len(MOVES)):
         number = MOVES[k % len(MOVES)]
-        placement = best.copy()
-        ops = random.choice(problem.num_ops, min(number, problem.num_ops), replace=False)
-        placement[ops] = random.integers(problem.num_devices, size=len(ops))
-        yield f"{number} of the best, number {k}", settled(problem, placement)
+        for name, base in bases.items():
+            placement = base.copy()
+            ops = random.choice(problem.num_ops, min(number, problem.num_ops), replace=False)
+            placement[ops] = random.integers(problem.num_devices, size=len(ops))
+            yield f"{number} of the {name}, number {k}", placement
 
 
 def _random(problem: Problem, group: Placement, random: np.random.Generator) -> _Source:
