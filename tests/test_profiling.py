@@ -559,8 +559,10 @@ def test_memory_that_ops_were_seen_to_take_is_found_again(tmp_path):
 def test_what_an_op_holds_on_a_gpu_while_it_runs_is_noted():
     with OpBench(find_devices(("cuda:0",)), QUICK) as bench:
         given = torch.ones(2**20, device="cuda:0")
-        found = bench._scratch_bytes(lambda x: (x.exp()[:1].clone(),), (given,))
-        assert found == 4 * MIB
+        solo = SimpleNamespace(call=lambda x: (x.exp()[:1].clone(),), num_calls=1)
+        assert bench._scratch_bytes(solo, (given,)) == 4 * MIB
+        solo.num_calls = 2
+        assert bench._scratch_bytes(solo, (given,)) == 0
 
 
 def test_a_time_in_the_graph_wins_over_measured_ones(tmp_path):

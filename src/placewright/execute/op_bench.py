@@ -139,7 +139,7 @@ class OpBench:
     def _time(self, solo: Solo, num_copies: list[int], company: list[Lane]) -> Timing:
         arguments = solo.make(num_copies)
         turn = _Turn(solo.call, arguments.copies)
-        scratch_bytes = self._scratch_bytes(solo.call, arguments.copies[0])
+        scratch_bytes = self._scratch_bytes(solo, arguments.copies[0])
         last_s = self._warm_up(turn)
         with _in_company(company, None if last_s < SHORT_S else solo, num_copies):
             if company:
@@ -157,13 +157,18 @@ class OpBench:
         spread = statistics.median(abs(sample - middle) for sample in samples)
         return Timing(middle, spread, len(samples), scratch_bytes)
 
-    def _scratch_bytes(self, call: Callable[..., Any], arguments: tuple[Any, ...]) -> int:
-        """Give what an op that has run before holds on a GPU beside what it is given and makes."""
-        if self._device.kind != "cuda":
+    def _scratch_bytes(self, solo: Solo, arguments: tuple[Any, ...]) -> int:
+        """
+        Give what an op that has run before holds on a GPU beside what it is given and makes.
+
+        Of several calls, what one makes for the next has its room: what they are given is let go
+        of in turn.
+        """
+        if self._device.kind != "cuda" or solo.num_calls > 1:
             return 0
         gpu = self._device.torch_device
         torch.cuda.reset_peak_memory_stats(gpu)
-        made = call(*arguments)  # kept: its memory is the step's
+        made = solo.call(*arguments)  # kept: its memory is the step's
         after = torch.cuda.memory_allocated(gpu)
         del made
         return int(torch.cuda.max_memory_allocated(gpu) - after)

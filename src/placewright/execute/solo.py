@@ -71,6 +71,7 @@ class Solo:
     call: Callable[..., Any]  # on what `make` gives; returns what the op makes
     memories: tuple[Memory, ...]
     device: torch.device
+    num_calls: int  # that PyTorch has for it
     _looks: tuple[tuple[int, fx.Node], ...]  # which memory, seen as which node's result
     _values: dict[str, Value] = field(repr=False)
     _calls: dict[str, Call] = field(repr=False)
@@ -204,6 +205,7 @@ class Solos:
                 for storage, root in writer.roots.items()
             ),
             device=device.torch_device,
+            num_calls=len(nodes),
             _looks=tuple(writer.looks),
             _values=self._values,
             _calls=self._calls,
