@@ -160,7 +160,7 @@ MAY_IMPORT = {
     "execute._probe_cases": {"frontends._work"},
     "execute._probe_fit": {"cluster", "costs", "units"},
     "execute._probe_links": {
-        "execute._boxes", "execute._copies", "execute._probe_fit", "execute.devices",
+        "execute._probe_fit", "execute.devices", "execute.placed", "frontends.torch",
     },
     "execute._probe_memory": {"execute._shares", "execute.devices"},
     "execute._probe_timing": {

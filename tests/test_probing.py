@@ -21,7 +21,7 @@ from placewright.cli import app
 from placewright.cluster import OP_FAMILIES, Cluster
 from placewright.costs import Costs, family_of
 from placewright.errors import InputError
-from placewright.execute import _probe_memory, _probe_timing, devices, probing
+from placewright.execute import _probe_links, _probe_memory, _probe_timing, devices, probing
 from placewright.execute._cores import own_cores
 from placewright.execute._probe_cases import LADDERS, Inputs, work_of
 from placewright.execute._probe_fit import Sample, fit_device, fit_link
@@ -96,6 +96,33 @@ def test_every_pair_of_devices_has_a_link_of_its_own(machine):
     assert (cluster.bytes_per_s[off] < 1e13).all()
     assert said[-1] == "Measuring 2 links..."
     assert "while the others" in cluster.source
+
+
+def test_a_link_takes_what_a_step_takes_longer_when_tensors_go_over_it(monkeypatch):
+    asked = []
+
+    def time_step(self, size, names, placement):
+        asked.append((size, names, placement))
+        crossings = sum(a != b for a, b in itertools.pairwise(placement))
+        op_s = {"a": 1e-6, "b": 3e-6}
+        ops_s = sum(op_s[names[d]] for d in placement)
+        return ops_s + crossings * (2e-5 + size / 1e9)
+
+    monkeypatch.setattr(_probe_links._Chain, "_time", time_step)
+    chain = _probe_links._Chain(3)
+    times = {size: chain.crossing_s(("a", "b"), size) for size in (2**12, 2**20)}
+    assert times == pytest.approx({size: 2e-5 + size / 1e9 for size in times})
+    assert fit_link(times) == pytest.approx((2e-5, 1e9), rel=0.01)
+    chain.crossing_s(("b", "a"), 2**12)
+    alone = [names for _, names, placement in asked if not any(placement)]
+    assert len(alone) == 4  # each device once for each size
+
+
+@needs_two_cores
+def test_what_is_timed_is_a_step_that_runs():
+    chain = _probe_links._Chain(3)
+    small, large = (chain.crossing_s((CORES[0], CORES[1]), size) for size in (2**12, 2**22))
+    assert 1e-7 < small < large < 0.1
 
 
 @needs_two_cores

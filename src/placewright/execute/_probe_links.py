@@ -1,10 +1,10 @@
 """
-Timing copies between devices.
+Timing links between devices.
 
-This module owns what a copy between two devices is: what the executor does, from when a tensor is
-made until the receiver can use it. From core to core the receiver copies what the sender has made.
-To and from a GPU that way, of a tensor of few bytes, is the latency; the bandwidth is that of
-copies from issue to arrival, out of pinned memory (or not).
+This module owns what a link takes: what a step takes longer when a tensor goes over it, so that all
+that the executor does for it counts, and what becomes of memory's caches meanwhile. A chain of
+small ops runs on one device, on the other, and on both in turn. Between a CPU and a GPU that is the
+latency, of a tensor of few bytes; the bandwidth is that of copies out of pinned memory (or not).
 """
 
 from __future__ import annotations
@@ -13,19 +13,24 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from itertools import permutations
-from typing import Any, Protocol
+from functools import cache, partial
+from itertools import combinations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from placewright.execute._boxes import Box
-from placewright.execute._copies import GpuWay, Streams, blank, pinned
 from placewright.execute._probe_fit import fit_link, round_time
 from placewright.execute.devices import Lane, RealDevice
+from placewright.execute.placed import PlacedStep
+from placewright.frontends.torch import capture
 
 WARM_UPS = 2
+
+CHAIN = 12
+"""Ops in a chain."""
+
+STEP_WARM_UPS = 5
+"""Steps of a chain that do not count: segments of a GPU are recorded in the third."""
 
 
 @dataclass(frozen=True)
@@ -50,143 +55,68 @@ def time_links(
     sizes: Sequence[int],
     num_repeats: int,
 ) -> Links:
-    """Time copies of several sizes over every ordered pair of devices."""
-    links, pageable = {}, {}
-    for ends in permutations(range(len(devices)), 2):
-        source, target = (devices[end] for end in ends)
-        sender, receiver = (lanes[end] for end in ends)
-        if source.kind == target.kind == "cpu":
-            times = _hand_over(_FromCore(), sender, receiver, sizes, num_repeats)
-            links[ends] = LinkFigures(*fit_link(times))
+    """
+    Time copies of several sizes between every two devices.
+
+    Both directions are equal, but for the bandwidth to and from a GPU.
+    """
+    links: dict[tuple[int, int], LinkFigures] = {}
+    pageable: dict[tuple[int, int], LinkFigures] = {}
+    chain = _Chain(num_repeats)
+    for a, b in combinations(range(len(devices)), 2):
+        both = devices[a].name, devices[b].name
+        ways = (a, b), (b, a)
+        num_gpus = sum(devices[d].kind == "cuda" for d in (a, b))
+        has_share = any(devices[d].share is not None for d in (a, b))
+        if num_gpus == 0 or (num_gpus == 2 and has_share):
+            times = {size: chain.crossing_s(both, size) for size in sizes}
+            links |= dict.fromkeys(ways, LinkFigures(*fit_link(times)))
             continue
-        shares = [end.share for end in (source, target) if end.share is not None]
-        if source.kind == target.kind and shares:
-            times = _hand_over(_FromShare(source, target), sender, receiver, sizes, num_repeats)
-            links[ends] = LinkFigures(*fit_link(times))
-            continue
-        lane = receiver if target.kind == "cuda" else sender
-        links[ends] = _copy(lane, source, target, sizes, num_repeats, is_pinned=True)
-        if source.kind != target.kind:
-            pageable[ends] = _copy(lane, source, target, sizes, num_repeats, is_pinned=False)
-            way = _FromGpu(source) if source.kind == "cuda" else _ToGpu(target)
-            [(size, time_s)] = _hand_over(way, sender, receiver, sizes[:1], num_repeats).items()
-            latency_s = round_time(max(time_s - size / links[ends].bytes_per_s, 0.0))
-            links[ends] = replace(links[ends], latency_s=latency_s)
+        for source, target in ways:
+            lane = lanes[target if devices[target].kind == "cuda" else source]
+            copy = partial(_copy, lane, devices[source], devices[target], sizes, num_repeats)
+            links[source, target] = copy(is_pinned=True)
+            if num_gpus == 1:
+                pageable[source, target] = copy(is_pinned=False)
+        if num_gpus == 1:
+            crossing_s = chain.crossing_s(both, sizes[0])
+            for way in ways:
+                latency_s = max(crossing_s - sizes[0] / links[way].bytes_per_s, 0.0)
+                links[way] = replace(links[way], latency_s=round_time(latency_s))
     return Links(links, pageable)
 
 
-class _Way(Protocol):
-    """How a tensor gets from one device to another, as the executor has it."""
+class _Chain:
+    """Ops one after the other, on one device or on two in turn."""
 
-    def make(self, size: int, value: float) -> Tensor:
-        """Make a tensor on the sender's device."""
+    def __init__(self, num_repeats: int) -> None:
+        self._num_repeats = num_repeats
+        self._alone_s = cache(self._time_alone)
 
-    def send(self, tensor: Tensor) -> Any:
-        """Do the sender's part, and give what the receiver needs."""
+    def crossing_s(self, names: tuple[str, str], size: int) -> float:
+        """Give what a step takes longer for every tensor that goes from one to the other."""
+        by_turns_s = self._time(size, names, [k % 2 for k in range(CHAIN)])
+        alone_s = statistics.mean(self._alone_s(name, size) for name in names)
+        return max(by_turns_s - alone_s, 1e-7) / (CHAIN - 1)
 
-    def receive(self, content: Any, /) -> None:
-        """Do the receiver's part."""
+    def _time_alone(self, name: str, size: int) -> float:
+        return self._time(size, (name,), [0] * CHAIN)
 
-
-class _FromCore:
-    def make(self, size: int, value: float) -> Tensor:
-        # Making it leaves it in the sender's cache, where a reader on another core finds it.
-        return torch.full((size // 4,), value)
-
-    def send(self, tensor: Tensor) -> Any:
-        return tensor
-
-    def receive(self, content: Any) -> None:
-        blank(content).copy_(content)
-
-
-class _ToGpu(_FromCore):
-    def __init__(self, device: RealDevice) -> None:
-        self._device = device.torch_device
-
-    def send(self, tensor: Tensor) -> Any:
-        return pinned(tensor)
-
-    def receive(self, content: Any) -> None:
-        blank(content, device=self._device).copy_(content, non_blocking=True)
-        torch.cuda.current_stream(self._device).synchronize()
-
-
-class _FromGpu:
-    def __init__(self, device: RealDevice) -> None:
-        self._device = device.torch_device
-        self._streams = Streams(device)
-        self._way = GpuWay(self._streams)
-
-    def make(self, size: int, value: float) -> Tensor:
-        torch.cuda.set_stream(self._streams.compute)
-        made = torch.full((size // 4,), value, device=self._device)
-        self._streams.compute.synchronize()
-        return made
-
-    def send(self, tensor: Tensor) -> Any:
-        return self._way.leave(tensor)
-
-    def receive(self, _: Any) -> None:
-        self._way.done.synchronize()
-
-
-class _FromShare(_FromGpu):
-    """From a share of a GPU, or to one, through pinned memory."""
-
-    def __init__(self, source: RealDevice, target: RealDevice) -> None:
-        super().__init__(source)
-        self._target, self._to = target.torch_device, Streams(target).compute
-
-    def receive(self, content: Any) -> None:
-        torch.cuda.set_stream(self._to)
-        self._to.wait_event(self._way.done)
-        blank(content, device=self._target).copy_(content, non_blocking=True)
-        self._to.synchronize()
-
-
-def _hand_over(
-    way: _Way, sender: Lane, receiver: Lane, sizes: Sequence[int], num_repeats: int
-) -> dict[int, float]:
-    """Time how tensors of several sizes get from one lane to another."""
-    times = {}
-    for size in sizes:
-        relay = _Relay(way, size, num_repeats + WARM_UPS)
-        futures = sender.submit(relay.send), receiver.submit(relay.receive)
-        for future in futures:
-            future.result()
-        times[size] = statistics.median(relay.times[WARM_UPS:])
-    return times
-
-
-class _Relay:
-    """One tensor after the other from one thread to another; who fails lets the other go on."""
-
-    def __init__(self, way: _Way, size: int, count: int) -> None:
-        self.times: list[float] = []
-        self._way, self._size, self._count = way, size, count
-        self._made, self._taken = Box(), Box()
-
-    def send(self) -> None:
+    def _time(self, size: int, names: tuple[str, ...], placement: list[int]) -> float:
+        module = nn.Sequential(*(nn.ReLU() for _ in range(CHAIN)))
+        fed = [torch.rand(size // 4)]
+        captured = capture(module, tuple(fed), train=False)
+        order = range(captured.graph.num_ops)
+        step = PlacedStep(captured, module, [placement[0], *placement], order, names)
+        times_s = []
         try:
-            for k in range(self._count):
-                tensor = self._way.make(self._size, float(k))
-                sent_s = time.perf_counter()
-                self._made.put((self._way.send(tensor), sent_s))
-                if self._taken.take() is None:
-                    return
+            for _ in range(STEP_WARM_UPS + self._num_repeats):
+                begin_s = time.perf_counter()
+                step.run(fed)
+                times_s.append(time.perf_counter() - begin_s)
         finally:
-            self._made.open()
-
-    def receive(self) -> None:
-        try:
-            while len(self.times) < self._count and (found := self._made.take()) is not None:
-                content, sent_s = found
-                self._way.receive(content)
-                self.times.append(time.perf_counter() - sent_s)
-                self._taken.put(True)
-        finally:
-            self._taken.open()
+            step.close()
+        return statistics.median(times_s[STEP_WARM_UPS:])
 
 
 def _copy(

@@ -58,7 +58,7 @@ class Settings:
     quick_s: float = 0.005  # a small product in bfloat16 takes no longer where a CPU computes it
     copy_bytes: tuple[int, ...] = (2**12, 2**15, 2**18, 2**20, 2**22, 2**24)
     num_copies: int = 20  # of each size over each link, fewer where there are many
-    links_s: float = 15.0  # for all links, at 20 ms for one copy of each size
+    links_s: float = 15.0  # for all links, at 20 ms for one copy of each size both ways
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,7 @@ def probe(
             measured |= dict.fromkeys(group, result)
         num_links = len(found) * (len(found) - 1)
         say(f"Measuring {num_links} links...")
-        num_copies = min(SETTINGS.num_copies, int(SETTINGS.links_s / 0.02 / max(num_links, 1)))
+        num_copies = min(SETTINGS.num_copies, int(SETTINGS.links_s / 0.01 / max(num_links, 1)))
         links = time_links(found, lanes, SETTINGS.copy_bytes, max(num_copies, 3))
     finally:
         timing.halt.set()
