@@ -172,11 +172,7 @@ class MadeUp:
             raise CandidateError("memory", "It was too much.")
         return noisy(self.median_s, num_steps, [self.seed, self.num_steps]).tolist()
 
-    def begin_weighing(self, limit_s):
-        self.is_weighed = True
-
     def peaks(self, limit_s):
-        assert self.is_weighed
         return {"cpu:0": 1000}
 
     def let_go(self):
@@ -367,7 +363,6 @@ def test_a_candidate_may_use_threads(template, problem):
         assert len(process.run(3, 60.0)) == 3
         num_threads = len([*Path(f"/proc/{process.pid}/task").iterdir()])
         assert num_threads >= 1 + torch.get_num_threads()  # its own, and one a core
-        process.begin_weighing(60.0)
         assert process.peaks(60.0) == {"cpu": pytest.approx(predicted_peak(problem, [0] * 50))}
 
 

@@ -248,7 +248,6 @@ class MeasuredEvaluator:
             each(lambda _, process: process.begin_run(self.num_warm_up, limit_s))
             each(lambda _, process: process.times(limit_s))
             times = each(lambda _, process: process.run(self.num_steps, limit_s))
-            each(lambda _, process: process.begin_weighing(limit_s))
             peaks = each(lambda _, process: process.peaks(limit_s))
         finally:
             close_all(processes.values())

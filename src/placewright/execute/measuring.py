@@ -10,7 +10,8 @@ This module owns how a candidate is measured, and how several are compared:
 * Several candidates take turns: all are alive, one runs at a time, a few steps each, in another
   order every round, so that what drifts hits all alike. The first step of a turn is not counted.
 * In a race, those whose interval lies wholly above the best one's are dropped on the way.
-* At the end each runs one more step that tells what memory its devices hold.
+* At the end each runs one more step, alone, that tells what memory its devices hold: how much
+  depends on how far one is ahead of another.
 """
 
 from __future__ import annotations
@@ -188,8 +189,6 @@ def measure_jobs(
             racer.warm_up()
         _take_turns(racers, effort, drops, np.random.default_rng(seed))
         for racer in racers:
-            racer.begin_weighing()
-        for racer in racers:
             racer.weigh()
         return tuple(racer.measurement() for racer in racers)
     finally:
@@ -268,9 +267,6 @@ class _Racer:
         times_s = self.run(num_steps + (not is_alone))
         if self.process is not None:
             self.rounds.append(np.array(times_s if is_alone else times_s[1:]))
-
-    def begin_weighing(self) -> None:
-        self._ask(lambda process, limit_s: process.begin_weighing(limit_s))
 
     def weigh(self) -> None:
         self.peak_bytes = self._ask(lambda process, limit_s: process.peaks(limit_s)) or {}

@@ -288,19 +288,16 @@ class CandidateProcess:
         self.begin_run(num_steps, limit_s)
         return self.times(limit_s)
 
-    def begin_weighing(self, limit_s: float) -> None:
-        """Have it run a step that tells how much memory each device holds."""
-        self._send(Weigh(), limit_s + GRACE_S)
-
     def peaks(self, limit_s: float) -> dict[str, int | None]:
         """
-        Wait for the most that each device holds, in bytes; None if that is unknown.
+        Run a step that tells the most that each device holds, in bytes; None if that is unknown.
 
         Raises
         ------
         CandidateError
             It failed.
         """
+        self._send(Weigh(), limit_s + GRACE_S)
         return self._receive(Peaks, limit_s + GRACE_S).peak_bytes
 
     def _send(self, asked: msgspec.Struct, limit_s: float) -> None:
