@@ -19,6 +19,7 @@ import pytest
 
 import placewright as pw
 from placewright import zoo
+from placewright.bench.fidelity_plans import settled
 from placewright.errors import InputError
 
 torch = pytest.importorskip("torch")
@@ -440,6 +441,11 @@ def test_a_step_that_was_closed_says_so(applied):
 
 def test_ctrl_c_ends_a_step_without_leaving_threads_behind(tmp_path):
     (tmp_path / "box.toml").write_text(BOX.format(names=[*CORES], more=""))
+    assert interrupted(tmp_path / "box.toml") == "left [] 0\n"
+
+
+def interrupted(box):
+    """Interrupt steps on two devices: the threads, and blocks of pinned memory, that are left."""
     script = textwrap.dedent(
         """
         import gc, sys, threading, torch
@@ -468,14 +474,19 @@ def test_ctrl_c_ends_a_step_without_leaving_threads_behind(tmp_path):
                     placed(x)
         except KeyboardInterrupt:
             pass
-        del placed
+        del placed, module
         gc.collect()
         left = [t.name for t in threading.enumerate() if t.name.startswith("placewright")]
-        print("left", left, flush=True)
+        pinned = 0
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+            torch.empty(1, pin_memory=True)  # lets the allocator see what is done with
+            pinned = torch.cuda.host_memory_stats()["active_requests.current"]
+        print("left", left, pinned, flush=True)
         """
     )
     child = subprocess.Popen(
-        [sys.executable, "-c", script, str(tmp_path / "box.toml")],
+        [sys.executable, "-c", script, str(box)],
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -486,8 +497,8 @@ def test_ctrl_c_ends_a_step_without_leaving_threads_behind(tmp_path):
         rest, _ = child.communicate(timeout=60)
     finally:
         child.kill()
-    assert rest == "left []\n"
     assert child.returncode == 0
+    return rest
 
 
 # --- On a GPU. ---
@@ -500,6 +511,41 @@ def test_any_placement_on_cpu_and_gpu_gives_the_same_up_to_rounding(name, tmp_pa
     (tmp_path / "box.toml").write_text(BOX.format(names=["cpu"], more=GPU))
     box = pw.Cluster.load(tmp_path / "box.toml")
     check_on_gpus(name, box, [1])
+
+
+@pytest.mark.gpu
+@on_gpu
+def test_ctrl_c_leaves_no_pinned_memory_behind(tmp_path):
+    (tmp_path / "box.toml").write_text(BOX.format(names=["cpu:0"], more=GPU))
+    assert interrupted(tmp_path / "box.toml") == "left [] 0\n"
+
+
+@pytest.mark.gpu
+@on_gpu
+def test_a_step_that_fails_leaves_no_pinned_memory_behind(tmp_path):
+    (tmp_path / "box.toml").write_text(BOX.format(names=["cpu:0"], more=GPU))
+    module, inputs, given = step_of("tiny-gpt2")
+    step = pw.capture(module, inputs, **given)
+    problem = pw.Problem(step.graph, pw.Cluster.load(tmp_path / "box.toml"))
+    before = pinned_blocks()
+    kinds = step.graph.op_kinds
+    placement = [0 if "embedding" in kind or k % 3 == 0 else 1 for k, kind in enumerate(kinds)]
+    timeline = pw.simulate(problem, settled(problem, np.array(placement)))
+    placed = PlacedStep.of_timeline(step, module, timeline)
+    for _ in range(4):
+        placed.run([*inputs, *given["targets"]])
+    with pytest.raises(IndexError):
+        placed.run([torch.full_like(inputs[0], 10**6), *given["targets"]])  # no such word
+    placed.close()
+    del placed, module, step
+    gc.collect()
+    assert pinned_blocks() == before
+
+
+def pinned_blocks():
+    torch.cuda.synchronize()
+    torch.empty(1, pin_memory=True)  # lets the allocator see what is done with
+    return torch.cuda.host_memory_stats()["active_requests.current"]
 
 
 def check_on_gpus(name, box, alone):
