@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import math
@@ -116,6 +117,22 @@ def test_a_link_takes_what_a_step_takes_longer_when_tensors_go_over_it(monkeypat
     chain.crossing_s(("b", "a"), 2**12)
     alone = [names for _, names, placement in asked if not any(placement)]
     assert len(alone) == 4  # each device once for each size
+
+
+@needs_two_cores
+@pytest.mark.parametrize(("few", "asked"), [(2, QUICK.copy_bytes), (1, (2**12,))])
+def test_where_there_are_many_links_fewer_sizes_are_timed(few, asked, monkeypatch):
+    sizes = []
+
+    def time_links(found, lanes, copy_bytes, num_repeats):
+        sizes.append(copy_bytes)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(probing, "SETTINGS", dataclasses.replace(QUICK, few_links=few))
+    monkeypatch.setattr(probing, "time_links", time_links)
+    with pytest.raises(KeyboardInterrupt):
+        pw.probe(CORES)
+    assert sizes == [asked]
 
 
 @needs_two_cores

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from placewright.execute._probe_fit import fit_link, round_time
 from placewright.execute.devices import Lane, RealDevice
 from placewright.execute.placed import PlacedStep
-from placewright.frontends.torch import capture
+from placewright.frontends.torch import Capture, capture
 
 WARM_UPS = 2
 
@@ -91,7 +91,7 @@ class _Chain:
 
     def __init__(self, num_repeats: int) -> None:
         self._num_repeats = num_repeats
-        self._alone_s = cache(self._time_alone)
+        self._alone_s, self._captured = cache(self._time_alone), cache(_capture)
 
     def crossing_s(self, names: tuple[str, str], size: int) -> float:
         """Give what a step takes longer for every tensor that goes from one to the other."""
@@ -103,20 +103,24 @@ class _Chain:
         return self._time(size, (name,), [0] * CHAIN)
 
     def _time(self, size: int, names: tuple[str, ...], placement: list[int]) -> float:
-        module = nn.Sequential(*(nn.ReLU() for _ in range(CHAIN)))
-        fed = [torch.rand(size // 4)]
-        captured = capture(module, tuple(fed), train=False)
+        captured, module, fed = self._captured(size)
         order = range(captured.graph.num_ops)
         step = PlacedStep(captured, module, [placement[0], *placement], order, names)
         times_s = []
         try:
             for _ in range(STEP_WARM_UPS + self._num_repeats):
                 begin_s = time.perf_counter()
-                step.run(fed)
+                step.run([fed])
                 times_s.append(time.perf_counter() - begin_s)
         finally:
             step.close()
         return statistics.median(times_s[STEP_WARM_UPS:])
+
+
+def _capture(size: int) -> tuple[Capture, nn.Module, Tensor]:
+    """Capture a chain, and what it is fed."""
+    module, fed = nn.Sequential(*(nn.ReLU() for _ in range(CHAIN))), torch.rand(size // 4)
+    return capture(module, (fed,), train=False), module, fed
 
 
 def _copy(

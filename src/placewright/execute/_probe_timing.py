@@ -59,6 +59,7 @@ class Settings:
     copy_bytes: tuple[int, ...] = (2**12, 2**15, 2**18, 2**20, 2**22, 2**24)
     num_copies: int = 20  # of each size over each link, fewer where there are many
     links_s: float = 15.0  # for all links, at 20 ms for one copy of each size both ways
+    few_links: int = 30  # where there are more, every third size
 
 
 @dataclass(frozen=True)

@@ -85,7 +85,8 @@ def probe(
         num_links = len(found) * (len(found) - 1)
         say(f"Measuring {num_links} links...")
         num_copies = min(SETTINGS.num_copies, int(SETTINGS.links_s / 0.01 / max(num_links, 1)))
-        links = time_links(found, lanes, SETTINGS.copy_bytes, max(num_copies, 3))
+        sizes = SETTINGS.copy_bytes[:: 1 if num_links <= SETTINGS.few_links else 3]
+        links = time_links(found, lanes, sizes, max(num_copies, 3))
     finally:
         timing.halt.set()
         for lane in lanes:
