@@ -403,6 +403,23 @@ def test_threads_to_come_have_the_callers_setting():
     assert found == [2]
 
 
+def test_helpers_of_the_caller_end_where_a_lane_has_all_cores():
+    torch.set_num_threads(8)
+    torch.ones(2**20).sin_()
+    before = count_tasks()
+    lane = Lane(find_device("cpu"))
+    deadline = time.monotonic() + 10
+    while count_tasks() > before - 6 + 1 and time.monotonic() < deadline:  # the lane is one, too
+        time.sleep(0.01)
+    assert count_tasks() <= before - 6 + 1
+    assert torch.get_num_threads() == 8
+    lane.close()
+
+
+def count_tasks():
+    return len(os.listdir("/proc/self/task"))
+
+
 def test_a_processor_and_its_cores_are_not_mixed():
     with pytest.raises(InputError, match="one or the other"):
         find_devices(("cpu", "cpu:0"))
@@ -445,7 +462,7 @@ def test_ctrl_c_ends_a_step_without_leaving_threads_behind(tmp_path):
 
 
 def interrupted(box):
-    """Interrupt steps on two devices: the threads, and blocks of pinned memory, that are left."""
+    """Interrupt steps on two devices: the threads, and bytes of pinned memory, that are left."""
     script = textwrap.dedent(
         """
         import gc, sys, threading, torch
@@ -480,8 +497,8 @@ def interrupted(box):
         pinned = 0
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
-            torch.empty(1, pin_memory=True)  # lets the allocator see what is done with
-            pinned = torch.cuda.host_memory_stats()["active_requests.current"]
+            torch._C._host_emptyCache()
+            pinned = torch.cuda.host_memory_stats()["allocated_bytes.current"]
         print("left", left, pinned, flush=True)
         """
     )
@@ -527,7 +544,8 @@ def test_a_step_that_fails_leaves_no_pinned_memory_behind(tmp_path):
     module, inputs, given = step_of("tiny-gpt2")
     step = pw.capture(module, inputs, **given)
     problem = pw.Problem(step.graph, pw.Cluster.load(tmp_path / "box.toml"))
-    before = pinned_blocks()
+    gc.collect()
+    before = pinned_bytes()
     kinds = step.graph.op_kinds
     placement = [0 if "embedding" in kind or k % 3 == 0 else 1 for k, kind in enumerate(kinds)]
     timeline = pw.simulate(problem, settled(problem, np.array(placement)))
@@ -539,13 +557,14 @@ def test_a_step_that_fails_leaves_no_pinned_memory_behind(tmp_path):
     placed.close()
     del placed, module, step
     gc.collect()
-    assert pinned_blocks() == before
+    assert pinned_bytes() == before
 
 
-def pinned_blocks():
+def pinned_bytes():
+    """Tell what is taken of pinned memory; PyTorch keeps none for later, meanwhile."""
     torch.cuda.synchronize()
-    torch.empty(1, pin_memory=True)  # lets the allocator see what is done with
-    return torch.cuda.host_memory_stats()["active_requests.current"]
+    torch._C._host_emptyCache()
+    return torch.cuda.host_memory_stats()["allocated_bytes.current"]
 
 
 def check_on_gpus(name, box, alone):

@@ -45,7 +45,6 @@ class Model:
     capture: Capture
     module: torch.nn.Module
     fed: list[Tensor]
-    num_threads: int  # that PyTorch would use by itself
 
 
 def is_memory(words: str) -> bool:
@@ -67,7 +66,6 @@ def obey(wire: Wire, model: Model) -> None:
 
 def _obey(wire: Wire, model: Model) -> None:
     job = wire.receive(Job)
-    torch.set_num_threads(model.num_threads)
     with _within_memory(job):
         step = _place(model, job)
         flush_denormals(step)

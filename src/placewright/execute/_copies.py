@@ -3,7 +3,9 @@ Copies to and from GPUs, beside what these compute.
 
 This module owns a GPU's streams, and the events that keep copies and computing in order. A tensor
 leaves for pinned memory on a stream of its own. One that is fetched ahead arrives on another; one
-that is needed at once is copied by the stream that computes, which would have to wait for it.
+that is needed at once is copied by the stream that computes, which would have to wait for it. A
+small one that leaves is copied by that stream, too: the events between two of them would take
+longer. It has the same pinned memory in every step, where no two steps are under way at once.
 """
 
 from __future__ import annotations
@@ -15,6 +17,9 @@ from torch import Tensor
 
 from placewright.execute._shares import stream_of
 from placewright.execute.devices import RealDevice
+
+SMALL_BYTES = 256 * 1024
+"""Copied in about ten microseconds."""
 
 
 class Streams:
@@ -35,17 +40,42 @@ class GpuWay:
     One tensor's way from a GPU or to it, with events that every step uses again.
 
     Who waits for one of them waits for the copy of this step, or, if that is over, of a later one.
+    `kept` has the addresses of pinned memory that every step uses again; None if none may be.
     """
 
-    def __init__(self, streams: Streams) -> None:
-        self._streams = streams
+    def __init__(self, streams: Streams, kept: set[int] | None) -> None:
+        self._streams, self._kept = streams, kept
         make: Any = torch.cuda.Event  # without types
         self._ready, self.done = make(), make()
+        self._room: Tensor | None = None
 
-    def leave(self, tensor: Tensor) -> Tensor:
-        """Begin to copy a tensor to pinned memory, after what the GPU was given to compute."""
+    def leave(self, tensor: Tensor) -> tuple[Tensor, bool]:
+        """
+        Begin to copy a tensor to pinned memory, after what the GPU was given to compute.
+
+        Tells whether that is beside what it computes next, or before.
+        """
+        made = self._find_room(tensor)
+        if tensor.nbytes > SMALL_BYTES:
+            self._copy_beside(made, tensor, self._streams.leave)
+            return made, True
+        made.copy_(tensor, non_blocking=True)
+        self.done.record(self._streams.compute)
+        return made, False
+
+    def pin(self, tensor: Tensor) -> Tensor:
+        """Give a CPU's tensor in pinned memory."""
+        if tensor.nbytes > SMALL_BYTES and tensor.is_pinned():
+            return tensor
+        return self._find_room(tensor).copy_(tensor)
+
+    def _find_room(self, tensor: Tensor) -> Tensor:
+        if self._room is not None:
+            return self._room
         made = blank(tensor, pin_memory=True)
-        self._copy_beside(made, tensor, self._streams.leave)
+        if self._kept is not None and tensor.nbytes <= SMALL_BYTES:
+            self._room = made
+            self._kept.add(made.untyped_storage().data_ptr())
         return made
 
     def arrive(self, made: Tensor, tensor: Tensor) -> None:
@@ -79,10 +109,3 @@ def blank(tensor: Tensor, **options: Any) -> Tensor:
     So a copy of a slice takes as much memory as the rows that it is a part of.
     """
     return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, **options)
-
-
-def pinned(tensor: Tensor) -> Tensor:
-    """Give a CPU's tensor in pinned memory."""
-    if tensor.is_pinned():
-        return tensor
-    return blank(tensor, pin_memory=True).copy_(tensor)

@@ -70,8 +70,7 @@ def main() -> None:
 
 
 def _build(name: str) -> Model:
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+    torch.set_num_threads(1)  # of this thread; lanes have their own, and cores for them only
     _start_autograd()
     arguments = load_step(name)
     module = arguments["module"]
@@ -85,7 +84,7 @@ def _build(name: str) -> Model:
             f"`{name}` is built with tensors on `{elsewhere or 'cuda'}`; expected all on the CPU."
             " Build the module there: each plan puts its parameters where it wants them."
         )
-    return Model(captured, module, fed, num_threads)
+    return Model(captured, module, fed)
 
 
 def _start_autograd() -> None:

@@ -160,6 +160,8 @@ class Lane:
             target=self._run, args=(device,), name=f"placewright {device.name}", daemon=True
         )
         before = torch.get_num_threads()
+        if len(device.cores) > 1 and before > 2:
+            _dismiss_threads()
         self._thread.start()
         self._settled.result()
         torch.set_num_threads(before)  # a thread's setting is also that of threads to come
@@ -189,6 +191,17 @@ class Lane:
             except BaseException as error:  # whoever asked gets it
                 future.set_exception(error)
             del item, task, future
+
+
+def _dismiss_threads() -> None:
+    """
+    Have the calling thread keep one helper of those with which PyTorch computes for it.
+
+    They come back when it computes something large. Where OpenMP has more threads than there are
+    cores, none of them waits awake for the next op, and those of a lane take longer for each.
+    """
+    torch.set_num_threads(2)
+    torch.ones(2**16).sin_()  # computed by two: the others end
 
 
 def settle(device: RealDevice) -> None:

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from placewright.execute._boxes import Box
-from placewright.execute._copies import GpuWay, Streams, blank, pinned
+from placewright.execute._copies import GpuWay, Streams, blank
 from placewright.execute.devices import Lane, RealDevice
 from placewright.execute.graphs import CudaRecorder, Segments
 from placewright.execute.program import Channel, Program, lanes_of
@@ -73,13 +73,19 @@ class Runner:
             and channel.target in self.streams
             and self.lane_of[channel.source] != self.lane_of[channel.target]
         }
+        # What the first of two parts has sent may be needed after it has run again.
+        self.pinned: set[int] | None = set() if len(program.sources) == 1 else None
+        self.kinds = [
+            (channel, devices[channel.source].kind, devices[channel.target].kind)
+            for channel in program.channels
+        ]
         self.ways = {
-            number: GpuWay(self.streams[d])
+            number: GpuWay(self.streams[d], self.pinned)
             for number, channel in enumerate(program.channels)
             if (d := self._gpu_of(number, channel)) is not None
         }
         self.arrivals = {
-            number: GpuWay(self.streams[program.channels[number].target])
+            number: GpuWay(self.streams[program.channels[number].target], None)
             for number in self.through_host
         }
         self.segments = {lane: self._segments(lane) for lane in program.recorded}
@@ -248,7 +254,10 @@ class Runner:
 
     def _give(self, device: int, tensor: Tensor) -> Tensor:
         """Give a tensor to the caller: one that the next step does not write to."""
-        return tensor if self._fixed(device) is None else tensor.clone()
+        is_kept = self._fixed(device) is not None
+        if self.pinned:
+            is_kept |= tensor.untyped_storage().data_ptr() in self.pinned
+        return tensor.clone() if is_kept else tensor
 
     def _fixed(self, device: int) -> Segments | None:
         """Find the segments of a device's lane, if tensors have fixed places there by now."""
@@ -269,25 +278,21 @@ class Runner:
         mixed = (self.seed ^ (op * 0x9E3779B1)) % 2**32  # CPU generators take 32 bits
         return torch.Generator(device).manual_seed(mixed)
 
-    def _kinds(self, number: int) -> tuple[Channel, str, str]:
-        channel = self.program.channels[number]
-        return channel, self.devices[channel.source].kind, self.devices[channel.target].kind
-
     def _send(self, number: int, tensor: Tensor) -> None:
-        channel, source, target = self._kinds(number)
+        channel, source, target = self.kinds[number]
         if source == "cpu":
-            self._put(number, pinned(tensor) if target == "cuda" else tensor)
+            self._put(number, self.ways[number].pin(tensor) if target == "cuda" else tensor)
         elif target == "cuda" and number not in self.through_host:
             self.ways[number].done.record(self.streams[channel.source].compute)
             self._put(number, tensor)
         else:
             way = self.ways[number]
-            made = way.leave(tensor)
-            segments = self._fixed(channel.source)
-            if segments is None:
-                tensor.record_stream(self.streams[channel.source].leave)
-            else:
+            made, is_beside = way.leave(tensor)
+            segments = self._fixed(channel.source) if is_beside else None
+            if segments is not None:
                 segments.hold(tensor, way.done)
+            elif is_beside:
+                tensor.record_stream(self.streams[channel.source].leave)
             self._put(number, made)
 
     def _receive(self, number: int) -> Tensor:
@@ -297,7 +302,7 @@ class Runner:
         return self._take(number)
 
     def _accept(self, number: int, content: Any) -> Tensor:
-        channel, source, target = self._kinds(number)
+        channel, source, target = self.kinds[number]
         if source == "cuda" and target == "cpu":
             self.ways[number].done.synchronize()
             made: Tensor = content
@@ -311,7 +316,7 @@ class Runner:
         return made.copy_(content, non_blocking=True)
 
     def _fetch(self, number: int, tensor: Tensor) -> Tensor:
-        channel, source, target = self._kinds(number)
+        channel, source, target = self.kinds[number]
         if source == "cuda" and target == "cpu":
             return self._accept(number, self.ways[number].fetch(tensor))
         made = self._room(channel.target, ("box", number), tensor)
@@ -332,12 +337,12 @@ class Runner:
         self.streams[target].compute.wait_event(way.done)
 
     def _signal(self, number: int) -> None:
-        channel, source, _ = self._kinds(number)
+        channel, source, _ = self.kinds[number]
         event = self.streams[channel.source].compute.record_event() if source == "cuda" else None
         self._put(number, event)
 
     def _wait(self, number: int) -> None:
-        channel, _, target = self._kinds(number)
+        channel, _, target = self.kinds[number]
         event = self._take(number)
         if event is not None and target == "cuda":
             self.streams[channel.target].compute.wait_event(event)
