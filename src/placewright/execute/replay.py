@@ -202,38 +202,31 @@ def _reduce(timeline: Timeline) -> Replay:
     """Walk through a plan's ops in their order and note what they send and receive."""
     problem = timeline.problem
     graph, cluster = problem.graph, problem.cluster
-    place = timeline.candidate.placement.tolist()
-    times_s = problem.costs.op_ps[np.arange(graph.num_ops), timeline.candidate.placement] / PS_PER_S
-    inputs = graph.use_tensor[graph.input_order].tolist()
-    begins, maker = graph.op_inputs.tolist(), graph.tensor_op.tolist()
-    outputs, is_resident = graph.op_outputs.tolist(), graph.op_is_resident.tolist()
-    targets: list[list[int]] = [[] for _ in range(graph.num_tensors)]
-    for tensor, op in zip(graph.use_tensor.tolist(), graph.use_op.tolist(), strict=True):
-        if place[op] != place[maker[tensor]] and place[op] not in targets[tensor]:
-            targets[tensor].append(place[op])
-    work = [(0.0, 0)] * cluster.num_devices
-    sent: dict[tuple[int, int], int] = {}  # rows, by tensor and device
-    received: set[tuple[int, int]] = set()
-    rows = []
-    for op in timeline.sequence[timeline.sequence < graph.num_ops].tolist():
-        d = place[op]
-        for tensor in inputs[begins[op] : begins[op + 1]]:
-            s = place[maker[tensor]]
-            if s != d and (tensor, d) not in received:
-                received.add((tensor, d))
-                rows.append((d, s, False, sent.get((tensor, d), -1), *work[d], tensor))
-        if times_s[op] > 0:
-            work[d] = (work[d][0] + float(times_s[op]), work[d][1] + 1)
-        if not is_resident[op]:
-            for tensor in range(outputs[op], outputs[op + 1]):
-                for t in sorted(targets[tensor]):
-                    sent[tensor, t] = len(rows)
-                    rows.append((d, t, True, -1, *work[d], tensor))
-    table = np.array(rows, dtype=np.float64).reshape(-1, 7)
-    device, other = table[:, 0].astype(np.int32), table[:, 1].astype(np.int32)
-    is_sent = table[:, 2] > 0
+    place = timeline.candidate.placement
+    times_s = problem.costs.op_ps[np.arange(graph.num_ops), place] / PS_PER_S
+    target = place[graph.use_op]
+    away = target != place[graph.tensor_op[graph.use_tensor]]
+    goes = np.zeros((graph.num_tensors, cluster.num_devices), dtype=np.bool_)
+    goes[graph.use_tensor[away], target[away]] = True
+    rows = np.empty(2 * int(goes.sum()), dtype=_ROW)
+    total = np.zeros((cluster.num_devices, 2))
+    num_rows = _walk(
+        timeline.sequence[timeline.sequence < graph.num_ops],
+        place,
+        times_s,
+        graph.use_tensor[graph.input_order],
+        graph.op_inputs,
+        graph.tensor_op,
+        graph.op_outputs,
+        graph.op_is_resident,
+        goes,
+        rows,
+        total,
+    )
+    rows = rows[:num_rows]
+    device, other, is_sent = rows["device"].copy(), rows["other"].copy(), rows["is_sent"].copy()
     source, target = np.where(is_sent, device, other), np.where(is_sent, other, device)
-    size = graph.tensor_bytes[table[:, 6].astype(np.int64)]
+    size = graph.tensor_bytes[rows["tensor"]]
     is_cpu = np.array([kind == "cpu" for kind in cluster.device_kinds])
     has_latency = (size > 0) | (is_cpu[source] & is_cpu[target])
     return Replay(
@@ -242,9 +235,70 @@ def _reduce(timeline: Timeline) -> Replay:
         device=device,
         other=other,
         is_sent=is_sent,
-        sender=table[:, 3].astype(np.int32),
-        work=table[:, 4:6],
+        sender=rows["sender"].copy(),
+        work=np.stack([rows["work_s"], rows["num_ops"]], axis=1),
         latency_s=np.where(has_latency, cluster.latency_s[source, target], 0.0),
         copy_s=np.where(size > 0, size / cluster.bytes_per_s[source, target], 0.0),
-        total_work=np.array(work, dtype=np.float64),
+        total_work=total,
     )
+
+
+_ROW = np.dtype(
+    [
+        ("device", np.int32),
+        ("other", np.int32),
+        ("sender", np.int32),
+        ("tensor", np.int32),
+        ("work_s", np.float64),
+        ("num_ops", np.float64),
+        ("is_sent", np.bool_),
+    ],
+    align=True,
+)
+"""A row of a `Replay`, and the tensor that goes."""
+
+
+@kept(nogil=True)
+def _walk(
+    order: Any,  # ops as they start
+    place: Any,  # [N]
+    times_s: Any,  # [N]
+    inputs: Any,  # tensors, op by op
+    begins: Any,  # [N + 1] in `inputs`
+    maker: Any,  # [T]
+    outputs: Any,  # [N + 1] in tensors
+    is_resident: Any,  # [N]
+    goes: Any,  # [T, D]
+    rows: Any,
+    total: Any,  # [D, 2]
+) -> int:
+    """Write rows, and all work of each device into `total`; give their number."""
+    sent = np.full(goes.shape, -1, dtype=np.int32)  # row
+    is_there = np.zeros(goes.shape, dtype=np.bool_)
+    n = 0
+    for op in order:
+        d = place[op]
+        for k in range(begins[op], begins[op + 1]):
+            tensor = inputs[k]
+            source = place[maker[tensor]]
+            if source != d and not is_there[tensor, d]:
+                is_there[tensor, d] = True
+                row = rows[n]
+                row["device"], row["other"], row["is_sent"] = d, source, False
+                row["sender"], row["tensor"] = sent[tensor, d], tensor
+                row["work_s"], row["num_ops"] = total[d, 0], total[d, 1]
+                n += 1
+        if times_s[op] > 0:
+            total[d, 0] += times_s[op]
+            total[d, 1] += 1
+        if not is_resident[op]:
+            for tensor in range(outputs[op], outputs[op + 1]):
+                for t in range(goes.shape[1]):
+                    if goes[tensor, t]:
+                        sent[tensor, t] = n
+                        row = rows[n]
+                        row["device"], row["other"], row["is_sent"] = d, t, True
+                        row["sender"], row["tensor"] = -1, tensor
+                        row["work_s"], row["num_ops"] = total[d, 0], total[d, 1]
+                        n += 1
+    return n
