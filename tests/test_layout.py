@@ -111,7 +111,7 @@ MAY_IMPORT = {
         "simulator", "timeline", "trace",
     },
     "comparing": {
-        "errors", "evaluate", "execute.calibration", "execute.replay", "placing",
+        "errors", "evaluate", "execute.calibration", "execute.expecting", "placing",
         "policies.learned", "problem", "units",
     },
     "policies": {"policies.learned", "policies.settings"},
@@ -237,8 +237,8 @@ MAY_IMPORT = {
         "problem", "simulator",
     },
     "execute.expecting": {
-        "execute.calibration", "execute.op_times", "execute.replay", "execute.replayed_peaks",
-        "timeline", "units",
+        "errors", "evaluate", "execute.calibration", "execute.op_times", "execute.replay",
+        "execute.replayed_peaks", "problem", "simulator", "timeline", "units",
     },
     "report": set(),
     "report.facts": {"cluster", "graph"},
@@ -324,7 +324,7 @@ MAY_IMPORT = {
         "problem", "report.terminal", "trace",
     },
     "cli.placing": {
-        "cli._options", "cli._shared", "comparing", "errors", "execute.calibration",
+        "cli._options", "cli._shared", "comparing", "errors", "execute.expecting",
         "execute.measured", "load", "placing", "problem", "report.terminal",
     },
     "cli.measures": {

@@ -74,6 +74,7 @@ class Judge:
 
     objective = "latency"
     overlap = True
+    basis = "simulated"
 
     def __init__(self, problem, cost, overflow=0):
         self.problem, self.cost, self.overflow = problem, cost, overflow

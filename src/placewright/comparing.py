@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from placewright.errors import InputError
-from placewright.evaluate import Objective
+from placewright.evaluate import Evaluator, Objective
 from placewright.execute.calibration import Calibration, probability_faster
-from placewright.execute.replay import Replay
+from placewright.execute.expecting import CalibratedEvaluator
 from placewright.placing import PLACERS, Result, place
 from placewright.policies.learned import POLICIES
 from placewright.problem import Problem
@@ -47,8 +47,7 @@ class Comparison:
     num_devices: int | None
     samples: int | None
     problem: str  # why it could not run
-    predicted_s: float | None = None  # on this machine, if it is calibrated; median seed
-    best_is_faster: float | None = None  # how likely the first of all is faster there
+    best_is_faster: float | None = None  # how likely the first of all is, on this machine
 
 
 def compare_placers(
@@ -63,8 +62,8 @@ def compare_placers(
     """
     Run placers, several seeds each where that matters, and compare them, the best first.
 
-    With the calibration of the machine that the problem is about, and for latency, also tell how
-    likely the first is faster than the others there.
+    With the calibration of the machine that the problem is about, and for latency, placements are
+    judged by what they should take there; also tell how likely the first is faster than the others.
 
     Raises
     ------
@@ -75,36 +74,49 @@ def compare_placers(
     for name in chosen:
         if name not in PLACERS:
             raise InputError(f"There is no placer `{name}`. There are: {', '.join(PLACERS)}.")
+    if objective != "latency":
+        calibration = None
     rows = []
     for name in chosen:
         say(f"{name}...")
         seeds = range(num_seeds if name in SEEDED else 1)
         try:
             results = [
-                place(problem, name, budget=budget, objective=objective, seed=seed)
+                place(
+                    problem,
+                    name,
+                    budget=budget,
+                    objective=objective,
+                    seed=seed,
+                    evaluator=_evaluator(problem, calibration),
+                )
                 for seed in seeds
             ]
         except InputError as error:
             rows.append(_failed(name, str(error)))
             continue
-        known = calibration if objective == "latency" else None
-        rows.append(_compare(name, results, known))
+        rows.append(_compare(name, results))
     rows.sort(key=_rank)
     return rows if calibration is None else [_judge(rows[0], row, calibration) for row in rows]
 
 
+def _evaluator(problem: Problem, calibration: Calibration | None) -> Evaluator | None:
+    """Make what judges placements; None for the simulator."""
+    return None if calibration is None else CalibratedEvaluator(problem, calibration)
+
+
 def _judge(best: Comparison, row: Comparison, calibration: Calibration) -> Comparison:
-    if row is best or best.predicted_s is None or row.predicted_s is None:
+    if row is best or best.objective_s is None or row.objective_s is None:
         return row
-    likely = probability_faster(best.predicted_s, row.predicted_s, calibration)
+    likely = probability_faster(best.objective_s, row.objective_s, calibration)
     return dataclasses.replace(row, best_is_faster=likely)
 
 
 def describe_chances(rows: Sequence[Comparison]) -> list[str]:
     """Say how likely the first is faster than each other one, where that is known."""
     return [
-        f"On this machine, {rows[0].placer} ({format_time(rows[0].predicted_s or 0.0)}) is faster"
-        f" than {row.placer} ({format_time(row.predicted_s or 0.0)}) with a probability of"
+        f"On this machine, {rows[0].placer} ({format_time(rows[0].objective_s or 0.0)}) is faster"
+        f" than {row.placer} ({format_time(row.objective_s or 0.0)}) with a probability of"
         f" {row.best_is_faster:.0%}."
         for row in rows
         if row.best_is_faster is not None
@@ -131,7 +143,7 @@ def _failed(name: str, why: str) -> Comparison:
     )
 
 
-def _compare(name: str, results: list[Result], calibration: Calibration | None) -> Comparison:
+def _compare(name: str, results: list[Result]) -> Comparison:
     times = [result.objective_s for result in results]
     middle = results[int(np.argsort(times)[len(times) // 2])]
     busy = middle.timeline.device_utilisation
@@ -148,7 +160,4 @@ def _compare(name: str, results: list[Result], calibration: Calibration | None) 
         num_devices=int(used.size),
         samples=middle.samples,
         problem="",
-        predicted_s=None
-        if calibration is None
-        else Replay.of(middle.timeline).time_s(calibration.constants),
     )

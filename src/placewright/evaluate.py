@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import ClassVar, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,9 @@ from placewright.problem import Candidate, Problem
 from placewright.simulator import simulate, simulate_many
 
 Objective = Literal["latency", "throughput"]
+
+Basis = Literal["simulated", "calibrated", "measured"]
+"""What a time is: simulated; what a step should take on this machine; or what steps took."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +54,11 @@ class Evaluator(Protocol):
     overlap: bool  # for throughput: computing and copying overlap
     num_samples: int  # candidates evaluated so far
 
+    @property
+    def basis(self) -> Basis:
+        """Tell what its times are."""
+        ...
+
     def evaluate(self, candidates: Sequence[Candidate]) -> Evaluations:
         """Evaluate candidates."""
         ...
@@ -73,6 +81,7 @@ class SimulatedEvaluator:
     objective: Objective = "latency"
     overlap: bool = True
     num_samples: int = 0
+    basis: ClassVar[Basis] = "simulated"
 
     def evaluate(self, candidates: Sequence[Candidate]) -> Evaluations:
         """Simulate candidates, plain ones on all cores at once."""

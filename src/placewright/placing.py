@@ -20,7 +20,7 @@ from placewright import files
 from placewright.bounds import Bounds, lower_bounds
 from placewright.coarsening import coarsen, split_cycles
 from placewright.errors import InputError
-from placewright.evaluate import Confirms, Evaluator, Objective, SimulatedEvaluator
+from placewright.evaluate import Basis, Confirms, Evaluator, Objective, SimulatedEvaluator
 from placewright.grouping import GROUPINGS
 from placewright.placers.auto import Auto, explain
 from placewright.placers.contiguous import contiguous_split
@@ -132,7 +132,7 @@ class Result:
     wall_s: float
     history: tuple[Entry, ...]
     reason: str  # why the answer is what it is, or why nothing fits
-    is_measured: bool = False  # then `objective_s` is a time on real devices
+    basis: Basis = "simulated"  # what `objective_s` is
     is_feasible: bool  # it fits memory: by simulation, or as measured
 
     @property
@@ -160,8 +160,9 @@ class Result:
     def describe(self) -> dict[str, Any]:
         """Tell the answer in plain values."""
         names = self.problem.cluster.device_names
-        measured = {"measured_s": self.objective_s} if self.is_measured else {}
+        measured = {"measured_s": self.objective_s} if self.basis == "measured" else {}
         return measured | {
+            "basis": self.basis,
             "makespan_s": self.makespan_s,
             "objective_s": self.objective_s,
             "is_feasible": self.is_feasible,
@@ -190,7 +191,7 @@ class Result:
             raise InputError(f"`{folder}` cannot be made: {error.strerror}.") from None
         self.plan.save(Path(folder) / "plan.json")
         save_trace(self.timeline, Path(folder) / "timeline.json")
-        said = {"measured": True} if self.is_measured else {}
+        said = {} if self.basis == "simulated" else {self.basis: True}
         lines = [json.dumps(vars(entry) | said) for entry in self.history]
         files.write(Path(folder) / "history.jsonl", "\n".join([*lines, ""]).encode())
 
@@ -247,8 +248,9 @@ def place(
     tensorboard
         Where a learned placer writes scalars for TensorBoard.
     evaluator
-        What candidates are judged by, for this problem and objective: by default the simulator;
-        `placewright.execute.measured.MeasuredEvaluator` runs them on this machine.
+        What candidates are judged by, for this problem and objective: by default the simulator.
+        `placewright.execute.expecting.CalibratedEvaluator` tells what they should take on this
+        machine, `placewright.execute.measured.MeasuredEvaluator` runs them.
 
     Raises
     ------
@@ -298,7 +300,7 @@ def place(
         wall_s=wall_s,
         history=tuple(run.history),
         reason=reason,
-        is_measured=isinstance(run.evaluator, Confirms),
+        basis=run.evaluator.basis,
         is_feasible=run.key[0] == 0,
     )
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, Optional
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional
 
 import typer
 
@@ -32,6 +32,9 @@ from placewright.cli._shared import (
 )
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from placewright.execute.expecting import CalibratedEvaluator
     from placewright.execute.measured import MeasuredEvaluator
     from placewright.problem import Problem
 
@@ -128,6 +131,7 @@ def place(
     `placewright place nmt-4 --cluster k40x4-tight --budget 20s -o run/`
     """
     with user_errors():
+        from placewright.errors import InputError
         from placewright.load import load_problem
         from placewright.placing import place as find
         from placewright.report.terminal import show_result
@@ -138,7 +142,13 @@ def place(
         warm_up(problem)
         settings = _settings(options)
         prepare(problem, placer, settings)
-        judge = _judge(problem, model, measured, prescreen, objective.value, as_json)
+        judge: AbstractContextManager[Any]
+        if measured:
+            judge = _measure(problem, model, prescreen, objective.value, as_json)
+        elif prescreen:
+            raise InputError("`--prescreen` is for `--measured`, which is not asked for.")
+        else:
+            judge = nullcontext(_calibrate(problem, profiled, objective.value, as_json))
         with judge as evaluator, show_progress(problem, as_json) as progress:
             result = find(
                 problem,
@@ -155,11 +165,11 @@ def place(
                 tensorboard=tensorboard,
                 evaluator=evaluator,
             )
-        if evaluator is not None:
+        if measured:
             say_unless(as_json)(_describe_failures(evaluator))
         if output is not None:
             result.save(output)
-        expected = expect_here(result.timeline, profiled and evaluator is None)
+        expected = expect_here(result.timeline, profiled and not measured)
         if as_json:
             print_json(result.describe() | {"expected": expected and expected.describe()})
         else:
@@ -171,21 +181,30 @@ def place(
     raise typer.Exit(0 if result.is_feasible else 1)
 
 
-def _judge(
+def _calibrate(
+    problem: Problem, is_profiled: bool, objective: Literal["latency", "throughput"], is_quiet: bool
+) -> CalibratedEvaluator | None:
+    """Give what judges placements by their time on this machine; None if that is not known."""
+    from placewright.execute.expecting import CalibratedEvaluator, find_calibration
+
+    known = find_calibration(problem) if is_profiled and objective == "latency" else None
+    if known is None:
+        return None
+    say_unless(is_quiet)(
+        "Placements are judged by what they should take on this machine, calibrated with"
+        f" {len(known.residuals)} plans."
+    )
+    return CalibratedEvaluator(problem, known)
+
+
+def _measure(
     problem: Problem,
     model: str,
-    is_measured: bool,
     prescreens: bool,
     objective: Literal["latency", "throughput"],
     is_quiet: bool,
-) -> AbstractContextManager[MeasuredEvaluator | None]:
-    """Give what judges placements, ready; None for the simulator."""
-    from placewright.errors import InputError
-
-    if not is_measured:
-        if prescreens:
-            raise InputError("`--prescreen` is for `--measured`, which is not asked for.")
-        return nullcontext()
+) -> MeasuredEvaluator:
+    """Give what runs placements, ready."""
     from placewright.execute.measured import PRESCREEN, MeasuredEvaluator
 
     say_unless(is_quiet)(f"Building {model} to run it...")
@@ -246,7 +265,7 @@ def compare(
     """
     with user_errors():
         from placewright.comparing import compare_placers, describe_chances
-        from placewright.execute.calibration import read_calibration
+        from placewright.execute.expecting import find_calibration
         from placewright.load import load_problem
         from placewright.report.terminal import show_comparison
 
@@ -255,11 +274,12 @@ def compare(
         )
         warm_up(problem)
         names, say = split_words(placers), say_unless(as_json)
-        known = read_calibration(problem.cluster) if profiled else None
+        known = find_calibration(problem) if profiled and objective.value == "latency" else None
         rows = compare_placers(problem, names, budget, objective.value, seeds, say, known)
         if as_json:
             print_json([vars(row) for row in rows])
         else:
-            print_out(show_comparison(rows, problem))
+            how = "simulated" if known is None else "calibrated for this machine"
+            print_out(show_comparison(rows, problem, how))
             for words in describe_chances(rows):
                 print_out(words)

@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from placewright.errors import InputError
-from placewright.evaluate import Evaluations, Objective
+from placewright.evaluate import Basis, Evaluations, Objective
 from placewright.execute._lanes import whole_gpu
 from placewright.execute._probe_memory import GPU_HEADROOM_BYTES
 from placewright.execute._wire import Failure, Job
@@ -106,6 +106,7 @@ class MeasuredEvaluator:
     overlap: bool = True
     num_samples: int = 0
     outcomes: dict[bytes, Outcome] = field(default_factory=dict)
+    basis: ClassVar[Basis] = "measured"
 
     def __post_init__(self) -> None:
         if self.objective != "latency":

@@ -152,9 +152,13 @@ def _explain_one(run: Run, name: str) -> str:
         return f"{name} alone: there is no other device that could help."
     moved_s = float(split.channel_busy_s.max(initial=0.0))
     busy_s = float(split.device_utilisation.max() * split.makespan_s)
+    alone_s = run.key[1]
+    if run.evaluator.basis != "simulated":
+        assert run.best is not None
+        alone_s = simulate(problem, run.best).makespan_s
     if len(split.transfers) == 0:
         return f"{name} alone: no split was faster."
     return (
         f"{name} alone: the best contiguous split would spend {format_time(moved_s)} on transfers"
-        f" to save {format_time(max(run.key[1] - busy_s, 0.0))} of computing on the busiest device."
+        f" to save {format_time(max(alone_s - busy_s, 0.0))} of computing on the busiest device."
     )

@@ -59,6 +59,12 @@ class Point(msgspec.Struct, frozen=True):
     placer: str = ""
     mean_s: float | None = None
     measured: bool = False  # on real devices, not simulated
+    calibrated: bool = False  # what a step should take on this machine
+
+    @property
+    def basis(self) -> str:
+        """Tell what its times are."""
+        return "measured" if self.measured else "calibrated" if self.calibrated else "simulated"
 
 
 @dataclass(frozen=True)
@@ -131,7 +137,8 @@ def draw_curves(
     references
         Times to compare with, in seconds, by name: level lines.
     title
-        The line above the picture; by default it says whether times are simulated or measured.
+        The line above the picture; by default it says whether times are simulated, calibrated or
+        measured.
 
     Raises
     ------
@@ -142,7 +149,7 @@ def draw_curves(
     if not runs or not all(run.points for run in runs):
         raise InputError("There is nothing to draw; expected runs with at least one point each.")
     if title is None:
-        how = {"measured" if run.points[-1].measured else "simulated" for run in runs}
+        how = {run.points[-1].basis for run in runs}
         title = f"Best {' or '.join(sorted(how))} step time so far"
     labels = [*dict.fromkeys(run.label for run in runs)]
     by_label = [[run.points for run in runs if run.label == label] for label in labels]

@@ -38,9 +38,11 @@ class Live:
     def describe(self, run: Run) -> str:
         """Tell where a run is in one line."""
         over, objective_s = run.key
-        gap = objective_s / self._bound_s - 1 if self._bound_s else 0.0
+        gap = ""
+        if run.evaluator.basis == "simulated":  # the bound is of such times
+            gap = f"  gap {objective_s / self._bound_s - 1 if self._bound_s else 0.0:.1%}"
         words = (
-            f"{run.wall_s:6.1f} s  best {format_time(objective_s)}  gap {gap:.1%}"
+            f"{run.wall_s:6.1f} s  best {format_time(objective_s)}{gap}"
             f"  {run.num_samples / max(run.wall_s, 1e-9):,.0f} samples/s  {run.placer}"
         )
         return words + (f"  ({format_bytes(over)} too much)" if over else "")

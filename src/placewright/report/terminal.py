@@ -252,12 +252,13 @@ def show_placers(placers: Sequence[tuple[str, str]]) -> RenderableType:
 
 def show_result(result: Result) -> RenderableType:
     """Show what was found, how good it is, and why."""
-    is_load = result.objective_s != result.makespan_s and not result.is_measured
+    is_simulated = result.basis == "simulated"
+    is_load = is_simulated and result.objective_s != result.makespan_s
     what = "time per step" if is_load else "step time"
-    simulated_s = result.makespan_s if result.is_measured else result.objective_s
+    simulated_s = result.objective_s if is_simulated else result.makespan_s
     gap = simulated_s / result.lower_bound_s - 1 if result.lower_bound_s else 0.0
     cluster = result.problem.cluster
-    how = "tried" if result.is_measured else "simulated"
+    how = "tried" if result.basis == "measured" else "simulated"
     lines = [
         f"{result.problem.graph.name} on {cluster.name}, placed by {result.placer}"
         f" ({result.samples:,} {how} in {format_time(result.wall_s)})",
@@ -265,16 +266,17 @@ def show_result(result: Result) -> RenderableType:
         f" {format_time(result.lower_bound_s)} (gap {gap:.1%}).",
         f"Why: {result.reason}",
     ]
-    if result.is_measured:
-        lines.insert(1, f"Measured step time {format_time(result.objective_s)}.")
+    if not is_simulated:
+        words = {"measured": "Measured step time", "calibrated": "Step time on this machine about"}
+        lines.insert(1, f"{words[result.basis]} {format_time(result.objective_s)}.")
     return Group(Text("\n".join(lines)), _show_devices(result.timeline))
 
 
-def show_comparison(rows: Sequence[Comparison], problem: Problem) -> RenderableType:
+def show_comparison(rows: Sequence[Comparison], problem: Problem, how: str) -> RenderableType:
     """Show placers side by side, best first."""
     has_seeds = any(row.worst_s != row.best_s for row in rows)
     columns = ["placer", "time", *["worst seed"] * has_seeds, "planned", "balance", "moved", "on"]
-    made = table(f"{problem.graph.name} on {problem.cluster.name}, simulated", *columns, "fits")
+    made = table(f"{problem.graph.name} on {problem.cluster.name}, {how}", *columns, "fits")
     made.columns[0].no_wrap = True
     for row in rows:
         if row.objective_s is None:
