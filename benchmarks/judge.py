@@ -1,9 +1,10 @@
 """
-What a calibration is worth to a search, on this machine.
+What it is worth to a search to judge placements by what they should take on this machine.
 
 ``python -m benchmarks.judge BOOK`` takes the folder of a finished ``placewright bench fidelity``.
-For each of its models it searches twice, by simulated times and by calibrated ones, and measures
-both plans beside all single devices, their steps taking turns.
+For each of its models it searches by simulated times, by expected ones, and by expected ones with
+the folder's calibration, and measures the three plans beside all single devices, their steps taking
+turns.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import placewright as pw
 from placewright.bench.fidelity import runnable
 from placewright.bench.fidelity_book import FidelityBook
 from placewright.bench.fidelity_tables import read_fidelity
-from placewright.execute.expecting import CalibratedEvaluator
+from placewright.execute.expecting import ExpectedEvaluator
 from placewright.execute.measuring import Effort
 from placewright.units import format_time
 
@@ -38,9 +39,13 @@ def main() -> None:
         for d, name in enumerate(problem.cluster.device_names):
             timeline = pw.simulate(problem, np.full(problem.num_ops, d, dtype=np.int64))
             plans[f"all on {name}"] = pw.Plan.of(timeline, name, lower_bound_s=0.0, placer="none")
-        judge = CalibratedEvaluator(problem, found.calibration)
-        plans["simulated"] = pw.place(problem, budget=options.budget).plan
-        plans["calibrated"] = pw.place(problem, budget=options.budget, evaluator=judge).plan
+        judges = {
+            "simulated": None,
+            "expected": ExpectedEvaluator(problem),
+            "calibrated": ExpectedEvaluator(problem, found.calibration),
+        }
+        for name, judge in judges.items():
+            plans[name] = pw.place(problem, budget=options.budget, evaluator=judge).plan
         effort = Effort(target=0.01, max_steps=200, limit_s=5.0)
         for each in pw.measure(runnable(model), plans, cluster=problem.cluster, effort=effort):
             words = f"failed ({each.failure})"

@@ -52,11 +52,11 @@ def test_equal_runs_give_equal_bytes(tmp_path, kind):
 
 def test_a_title_says_whether_times_were_measured(tmp_path):
     measured = RunHistory("mine", (Point(1.0, 1, 0.5, measured=True),))
-    calibrated = RunHistory("mine", (Point(1.0, 1, 0.5, calibrated=True),))
+    expected = RunHistory("mine", (Point(1.0, 1, 0.5, expected=True),))
     for runs, words in (
         ([history()], "Best simulated step time so far"),
         ([measured], "Best measured step time so far"),
-        ([calibrated], "Best calibrated step time so far"),
+        ([expected], "Best expected step time so far"),
         ([history(), measured], "Best measured or simulated step time so far"),
     ):
         draw_curves(runs, tmp_path / "c.svg")

@@ -36,7 +36,7 @@ from placewright.execute.calibration import (
     probability_faster,
     save_calibration,
 )
-from placewright.execute.expecting import CalibratedEvaluator
+from placewright.execute.expecting import ExpectedEvaluator
 from placewright.execute.op_times import (
     Times,
     Timing,
@@ -663,29 +663,36 @@ def test_place_judges_by_what_a_plan_would_take_here(measured_box):
     given = ["place", "tiny-gpt2", "--cluster", str(measured_box), "--budget", "40 samples"]
     done = CliRunner().invoke(app, [*given, "--json"])
     told = json.loads(done.stdout)
-    assert told["basis"] == "calibrated"
+    assert told["basis"] == "expected"
     assert told["objective_s"] == told["expected"]["time_s"] > told["makespan_s"]
     done = CliRunner().invoke(app, given)
-    assert "are judged by what they should take on this machine, calibrated with 3" in done.stderr
+    assert "they should take on this machine (calibrated with 3 plans)." in done.stderr
     words = " ".join(done.stdout.split())
-    assert "Step time on this machine about" in words
+    assert "Expected step time on this machine" in words
     assert "Simulated step time" in words
     for more in (["--no-profiled"], ["--objective", "throughput"]):
         done = CliRunner().invoke(app, [*given, *more, "--json"])
         assert json.loads(done.stdout)["basis"] == "simulated"
+    calibrating.calibration_path(Cluster.load(measured_box)).unlink()
+    done = CliRunner().invoke(app, given)
+    assert "on this machine (not calibrated: see `placewright bench fidelity`)." in done.stderr
+    assert "Expected step time on this machine" in " ".join(done.stdout.split())
+    assert "it should take" not in done.stdout
 
 
-def test_a_calibrated_evaluator_predicts_each_candidate():
+def test_an_evaluator_expects_what_is_predicted_of_each_candidate():
     problem, found = real_problem(), made_up(constants=planted()[0])
     some = [Candidate(plan.placement) for plan in draw_plans(problem, 6)]
-    judge = CalibratedEvaluator(problem, found)
+    judge = ExpectedEvaluator(problem, found)
     told = judge.evaluate(some)
     assert told.objective_s.tolist() == [predict(problem, each, found) for each in some]
     assert told.peak_bytes.tolist() == [simulate(problem, c).peak_bytes.tolist() for c in some]
     assert told.overflow_bytes.tolist() == [0] * 6
     assert judge.num_samples == 6
-    with pytest.raises(InputError, match="Only `latency` can be calibrated"):
-        CalibratedEvaluator(problem, found, "throughput")
+    plain = ExpectedEvaluator(problem).evaluate(some)
+    assert plain.objective_s.tolist() == [predict(problem, each, made_up()) for each in some]
+    with pytest.raises(InputError, match="Only `latency` is known of real devices"):
+        ExpectedEvaluator(problem, found, "throughput")
 
 
 def test_a_search_keeps_together_what_is_slow_to_hand_over(tmp_path):
@@ -693,19 +700,21 @@ def test_a_search_keeps_together_what_is_slow_to_hand_over(tmp_path):
     slow = made_up(constants=Constants(transfer_overhead_s=1.0))
     plain = place(problem, budget="300 samples")
     judged = place(
-        problem, budget="300 samples", evaluator=CalibratedEvaluator(problem, slow), folder=tmp_path
+        problem, budget="300 samples", evaluator=ExpectedEvaluator(problem, slow), folder=tmp_path
     )
     assert len({*plain.placement.tolist()}) == 2
     assert len({*judged.placement[~problem.graph.op_is_resident].tolist()}) == 1
-    assert judged.basis == "calibrated"
+    assert judged.basis == "expected"
     judged.save(tmp_path)
     lines = (tmp_path / "history.jsonl").read_text().splitlines()
-    assert all(json.loads(line)["calibrated"] for line in lines)
+    assert all(json.loads(line)["expected"] for line in lines)
 
 
 def test_compare_says_how_likely_the_best_is_faster():
     found = made_up(constants=planted()[0], within_sd=0.1)
-    rows = compare_placers(real_problem(), ["cpu-only", "heft"], "50 samples", calibration=found)
+    problem = real_problem()
+    judge = ExpectedEvaluator(problem, found)
+    rows = compare_placers(problem, ["cpu-only", "heft"], "50 samples", judge=judge)
     best, other = rows
     assert best.best_is_faster is None
     assert other.best_is_faster == pytest.approx(
@@ -714,10 +723,9 @@ def test_compare_says_how_likely_the_best_is_faster():
     (words,) = describe_chances(rows)
     assert f"{best.placer} (" in words
     assert f"{other.best_is_faster:.0%}" in words
-    assert describe_chances(compare_placers(real_problem(), ["cpu-only"])) == []
-    loads = compare_placers(real_problem(), ["heft"], objective="throughput", calibration=found)
-    (plain,) = compare_placers(real_problem(), ["heft"], objective="throughput")
-    assert loads[0].objective_s == plain.objective_s
+    for plain in (None, ExpectedEvaluator(problem)):
+        rows = compare_placers(problem, ["cpu-only", "heft"], "50 samples", judge=plain)
+        assert describe_chances(rows) == []
 
 
 # On this machine.

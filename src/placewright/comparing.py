@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from placewright.errors import InputError
-from placewright.evaluate import Evaluator, Objective
+from placewright.evaluate import Objective
 from placewright.execute.calibration import Calibration, probability_faster
-from placewright.execute.expecting import CalibratedEvaluator
+from placewright.execute.expecting import ExpectedEvaluator
 from placewright.placing import PLACERS, Result, place
 from placewright.policies.learned import POLICIES
 from placewright.problem import Problem
@@ -57,13 +57,13 @@ def compare_placers(
     objective: Objective = "latency",
     num_seeds: int = 1,
     say: Callable[[str], None] = lambda _: None,
-    calibration: Calibration | None = None,
+    judge: ExpectedEvaluator | None = None,
 ) -> list[Comparison]:
     """
     Run placers, several seeds each where that matters, and compare them, the best first.
 
-    With the calibration of the machine that the problem is about, and for latency, placements are
-    judged by what they should take there; also tell how likely the first is faster than the others.
+    With `judge` placements are judged by what they should take on this machine; if it is calibrated
+    also tell how likely the first is faster than the others.
 
     Raises
     ------
@@ -74,8 +74,6 @@ def compare_placers(
     for name in chosen:
         if name not in PLACERS:
             raise InputError(f"There is no placer `{name}`. There are: {', '.join(PLACERS)}.")
-    if objective != "latency":
-        calibration = None
     rows = []
     for name in chosen:
         say(f"{name}...")
@@ -88,7 +86,7 @@ def compare_placers(
                     budget=budget,
                     objective=objective,
                     seed=seed,
-                    evaluator=_evaluator(problem, calibration),
+                    evaluator=None if judge is None else dataclasses.replace(judge, num_samples=0),
                 )
                 for seed in seeds
             ]
@@ -97,15 +95,11 @@ def compare_placers(
             continue
         rows.append(_compare(name, results))
     rows.sort(key=_rank)
-    return rows if calibration is None else [_judge(rows[0], row, calibration) for row in rows]
+    calibration = None if judge is None else judge.calibration
+    return rows if calibration is None else [_doubt(rows[0], row, calibration) for row in rows]
 
 
-def _evaluator(problem: Problem, calibration: Calibration | None) -> Evaluator | None:
-    """Make what judges placements; None for the simulator."""
-    return None if calibration is None else CalibratedEvaluator(problem, calibration)
-
-
-def _judge(best: Comparison, row: Comparison, calibration: Calibration) -> Comparison:
+def _doubt(best: Comparison, row: Comparison, calibration: Calibration) -> Comparison:
     if row is best or best.objective_s is None or row.objective_s is None:
         return row
     likely = probability_faster(best.objective_s, row.objective_s, calibration)

@@ -23,7 +23,7 @@ from placewright.simulator import simulate, simulate_many
 
 Objective = Literal["latency", "throughput"]
 
-Basis = Literal["simulated", "calibrated", "measured"]
+Basis = Literal["simulated", "expected", "measured"]
 """What a time is: simulated; what a step should take on this machine; or what steps took."""
 
 

@@ -249,7 +249,7 @@ def place(
         Where a learned placer writes scalars for TensorBoard.
     evaluator
         What candidates are judged by, for this problem and objective: by default the simulator.
-        `placewright.execute.expecting.CalibratedEvaluator` tells what they should take on this
+        `placewright.execute.expecting.ExpectedEvaluator` tells what they should take on this
         machine, `placewright.execute.measured.MeasuredEvaluator` runs them.
 
     Raises

@@ -34,7 +34,7 @@ from placewright.cli._shared import (
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from placewright.execute.expecting import CalibratedEvaluator
+    from placewright.execute.expecting import ExpectedEvaluator
     from placewright.execute.measured import MeasuredEvaluator
     from placewright.problem import Problem
 
@@ -148,7 +148,7 @@ def place(
         elif prescreen:
             raise InputError("`--prescreen` is for `--measured`, which is not asked for.")
         else:
-            judge = nullcontext(_calibrate(problem, profiled, objective.value, as_json))
+            judge = nullcontext(_expect(problem, profiled, objective.value, as_json))
         with judge as evaluator, show_progress(problem, as_json) as progress:
             result = find(
                 problem,
@@ -181,20 +181,24 @@ def place(
     raise typer.Exit(0 if result.is_feasible else 1)
 
 
-def _calibrate(
+def _expect(
     problem: Problem, is_profiled: bool, objective: Literal["latency", "throughput"], is_quiet: bool
-) -> CalibratedEvaluator | None:
+) -> ExpectedEvaluator | None:
     """Give what judges placements by their time on this machine; None if that is not known."""
-    from placewright.execute.expecting import CalibratedEvaluator, find_calibration
+    from placewright.execute.expecting import ExpectedEvaluator
 
-    known = find_calibration(problem) if is_profiled and objective == "latency" else None
-    if known is None:
+    if not is_profiled or objective != "latency":
         return None
-    say_unless(is_quiet)(
-        "Placements are judged by what they should take on this machine, calibrated with"
-        f" {len(known.residuals)} plans."
-    )
-    return CalibratedEvaluator(problem, known)
+    judge = ExpectedEvaluator.find(problem)
+    if judge is not None:
+        known = judge.calibration
+        words = "not calibrated: see `placewright bench fidelity`"
+        if known is not None:
+            words = f"calibrated with {len(known.residuals)} plans"
+        say_unless(is_quiet)(
+            f"Placements are judged by what they should take on this machine ({words})."
+        )
+    return judge
 
 
 def _measure(
@@ -265,7 +269,6 @@ def compare(
     """
     with user_errors():
         from placewright.comparing import compare_placers, describe_chances
-        from placewright.execute.expecting import find_calibration
         from placewright.load import load_problem
         from placewright.report.terminal import show_comparison
 
@@ -274,12 +277,12 @@ def compare(
         )
         warm_up(problem)
         names, say = split_words(placers), say_unless(as_json)
-        known = find_calibration(problem) if profiled and objective.value == "latency" else None
-        rows = compare_placers(problem, names, budget, objective.value, seeds, say, known)
+        judge = _expect(problem, profiled, objective.value, as_json)
+        rows = compare_placers(problem, names, budget, objective.value, seeds, say, judge)
         if as_json:
             print_json([vars(row) for row in rows])
         else:
-            how = "simulated" if known is None else "calibrated for this machine"
+            how = "simulated" if judge is None else "expected on this machine"
             print_out(show_comparison(rows, problem, how))
             for words in describe_chances(rows):
                 print_out(words)

@@ -1,9 +1,9 @@
 """
-What simulated plans would take if they were run on this machine: `expect`, `CalibratedEvaluator`.
+What simulated plans would take if they were run on this machine: `expect`, `ExpectedEvaluator`.
 
-This module owns when that can be told: where the cluster's devices have a calibration (`bench
-fidelity` makes one) and most of the model's op times are measured (`profile` measures them), since
-that is what constants were fitted with. Nothing here needs PyTorch.
+This module owns when that can be told: where most of the model's op times are measured (`profile`
+measures them). How sure it is can be told where the cluster's devices have a calibration, too
+(`bench fidelity` makes one). Nothing here needs PyTorch.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from placewright.execute.calibration import (
     read_calibration,
 )
 from placewright.execute.op_times import measured_costs
-from placewright.execute.replay import Replay
+from placewright.execute.replay import Constants, Replay
 from placewright.execute.replayed_peaks import replayed_peaks
 from placewright.problem import Candidate, Problem
 from placewright.simulator import simulate
@@ -91,45 +91,59 @@ def find_calibration(problem: Problem) -> Calibration | None:
         The calibration file is wrong.
     """
     calibration = read_calibration(problem.cluster)
-    if calibration is None:
-        return None
-    share = measured_costs(problem.graph, problem.cluster).share_of_time
-    return calibration if share >= MOST else None
+    return calibration if calibration is not None and _is_measured(problem) else None
+
+
+def _is_measured(problem: Problem) -> bool:
+    return measured_costs(problem.graph, problem.cluster).share_of_time >= MOST
 
 
 @dataclass(eq=False)
-class CalibratedEvaluator:
+class ExpectedEvaluator:
     """
-    Evaluates by what a step should take on this machine; peaks are the simulated ones.
+    Evaluates by what a step should take on this machine: plans are replayed as they would be run.
 
-    It takes three to ten times as long for a candidate as simulating many at once does. On a
-    machine with a GPU that is well spent: what handing a tensor over takes of threads' time is
-    nothing to the simulator, which therefore hands over too many.
+    Peaks are the simulated ones. It takes three to ten times as long for a candidate as simulating
+    many at once does, which on a machine with a GPU is well spent: to the simulator, which takes
+    ops in any order and has threads' time for free, plans are quick that are not.
 
     Parameters
     ----------
     problem
         What is placed, with measured op times.
     calibration
-        The machine's (`find_calibration`).
+        The machine's, whose constants are used; without one, op times and links are all that
+        counts.
     """
 
     problem: Problem
-    calibration: Calibration
+    calibration: Calibration | None = None
     objective: Objective = "latency"
     overlap: bool = True
     num_samples: int = 0
-    basis: ClassVar[Basis] = "calibrated"
+    basis: ClassVar[Basis] = "expected"
 
     def __post_init__(self) -> None:
         if self.objective != "latency":
-            raise InputError("Only `latency` can be calibrated, one step after the other.")
+            raise InputError("Only `latency` is known of real devices, one step after the other.")
+
+    @classmethod
+    def find(cls, problem: Problem) -> ExpectedEvaluator | None:
+        """
+        Make one for a problem whose op times are measured on this machine; None if they are not.
+
+        Raises
+        ------
+        InputError
+            The calibration file is wrong.
+        """
+        return cls(problem, read_calibration(problem.cluster)) if _is_measured(problem) else None
 
     def evaluate(self, candidates: Sequence[Candidate]) -> Evaluations:
-        """Simulate candidates, and replay them with the calibration's constants."""
+        """Simulate candidates for their order, and replay them."""
         self.num_samples += len(candidates)
         lines = [simulate(self.problem, candidate) for candidate in candidates]
-        constants = self.calibration.constants
+        constants = Constants() if self.calibration is None else self.calibration.constants
         times_s = np.array([Replay.of(line).time_s(constants) for line in lines])
         over = np.array([line.overflow_bytes for line in lines], dtype=np.int64)
         return Evaluations(times_s, over, np.stack([line.peak_bytes for line in lines]))

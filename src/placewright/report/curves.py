@@ -59,12 +59,12 @@ class Point(msgspec.Struct, frozen=True):
     placer: str = ""
     mean_s: float | None = None
     measured: bool = False  # on real devices, not simulated
-    calibrated: bool = False  # what a step should take on this machine
+    expected: bool = False  # on this machine, by simulation
 
     @property
     def basis(self) -> str:
         """Tell what its times are."""
-        return "measured" if self.measured else "calibrated" if self.calibrated else "simulated"
+        return "measured" if self.measured else "expected" if self.expected else "simulated"
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ def draw_curves(
     references
         Times to compare with, in seconds, by name: level lines.
     title
-        The line above the picture; by default it says whether times are simulated, calibrated or
+        The line above the picture; by default it says whether times are simulated, expected or
         measured.
 
     Raises

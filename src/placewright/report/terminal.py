@@ -267,7 +267,7 @@ def show_result(result: Result) -> RenderableType:
         f"Why: {result.reason}",
     ]
     if not is_simulated:
-        words = {"measured": "Measured step time", "calibrated": "Step time on this machine about"}
+        words = {"measured": "Measured step time", "expected": "Expected step time on this machine"}
         lines.insert(1, f"{words[result.basis]} {format_time(result.objective_s)}.")
     return Group(Text("\n".join(lines)), _show_devices(result.timeline))
 
