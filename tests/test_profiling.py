@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import threading
+from concurrent.futures import Future
 from types import SimpleNamespace
 
 import msgspec
@@ -17,7 +18,7 @@ from placewright.cli import app
 from placewright.cluster import Cluster
 from placewright.costs import PS_PER_S, Costs
 from placewright.errors import InputError
-from placewright.execute import _cores, op_times, profiling
+from placewright.execute import _cores, op_bench, op_times, profiling
 from placewright.execute._cores import own_cores, share_cores, sleep_at_once, where_plans_run
 from placewright.execute._indices import find_indices
 from placewright.execute._probe_memory import model_of
@@ -552,6 +553,49 @@ def test_memory_that_ops_were_seen_to_take_is_found_again(tmp_path):
     add_times(msgspec.structs.replace(make_times("d", {}), ops=ops))
     found = measured_costs(graph, cluster, {"cpu:1": read_times("d")})
     assert found.costs.scratch_bytes.tolist() == [[0, 0]] * 4 + [[0, 77]]
+
+
+class Slow(OpBench):
+    """Times ops in moments that are told: how long the core's piece of work takes then."""
+
+    def __init__(self, paces, **known):
+        super().__init__(find_devices(("cpu:0",)), QUICK, **known)
+        self.paces, self.count = iter(paces), 0
+        self._lane.submit = self.do
+
+    def do(self, task):
+        made = Future()
+        if task is op_bench._pace_s:
+            made.set_result(next(self.paces))
+        else:
+            self.count += 1
+            made.set_result(Timing(float(self.count), 0.0, 1))
+        return made
+
+
+@pytest.mark.parametrize(
+    ("paces", "known", "expected", "num_slow"),
+    [
+        ([1.0, 1.1], {}, [1, 2], 0),
+        ([1.0, 1.9, 1.0, 1.0], {}, [1, 4], 0),  # it was slow, then had been since
+        ([1.9, 1.0, 1.0], {"pace_s": 1.0}, [3], 0),
+        ([1.9, 1.5, 1.8, 1.7, 1.6], {"pace_s": 1.0}, [5], 1),  # as good as it gets
+    ],
+)
+def test_ops_are_timed_again_if_the_machine_was_slow(paces, known, expected, num_slow, monkeypatch):
+    monkeypatch.setattr(op_bench, "PAUSE_S", 0.0)
+    solos = Solos(load_capture("tiny-gpt2"))
+    op = next(iter(solos.distinct().values()))
+    with Slow(paces, **known) as bench:
+        assert [bench.time_op(solos, op).time_s for _ in expected] == expected
+        assert bench.num_slow == num_slow
+        assert bench.pace_s == 1.0
+
+
+def test_a_cores_best_pace_is_kept():
+    blank = make_times("d", {})
+    for pace_s, best_s in ((None, None), (2.0, 2.0), (None, 2.0), (3.0, 2.0), (1.0, 1.0)):
+        assert add_times(msgspec.structs.replace(blank, pace_s=pace_s)).pace_s == best_s
 
 
 @pytest.mark.gpu

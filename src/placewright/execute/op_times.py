@@ -197,6 +197,7 @@ class Times(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
     `issue_s` is what the executor takes to issue an op. A CPU takes it beside the op's own time; a
     GPU does not, since what it runs is recorded and replayed (`placewright.execute.graphs`).
+    `pace_s` is what a core takes for a small piece of work when nothing disturbs it.
     """
 
     format: str = "placewright-op-times"
@@ -205,6 +206,7 @@ class Times(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     torch: str
     issue_s: _Seconds
     is_replayed: bool  # as by GPUs
+    pace_s: _Seconds | None = None  # of a core
     ops: Mapping[str, Timing]  # by signature
 
 
@@ -285,7 +287,10 @@ def add_times(new: Times, say: Say = say_to_people) -> Times:
     with _locked(path):
         known = read_times(new.device, say)
         both = {**(known.ops if known else {}), **new.ops}
-        every = msgspec.structs.replace(new, ops=dict(sorted(both.items())))
+        paces = [t.pace_s for t in (known, new) if t is not None and t.pace_s is not None]
+        every = msgspec.structs.replace(
+            new, pace_s=min(paces, default=None), ops=dict(sorted(both.items()))
+        )
         files.write(path, msgspec.json.format(msgspec.json.encode(every), indent=1))
     return every
 

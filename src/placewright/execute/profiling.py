@@ -154,7 +154,7 @@ def _profile_alike(
     graph = solos.capture.graph
     failures: dict[str, str] = {}
     if before is None or missing:
-        with OpBench(devices, effort) as bench:
+        with OpBench(devices, effort, None if before is None else before.pace_s) as bench:
             book = _Book(key, bench.time_issue(), devices[0].kind == "cuda", say)
             with contextlib.closing(book):
                 for k, (words, op) in enumerate(missing.items()):
@@ -164,7 +164,14 @@ def _profile_alike(
                     except Exception as error:  # whatever one op raises, others are still timed
                         failures[graph.op_names[op]] = _reason(error)
                     else:
+                        book.pace_s = bench.pace_s
                         book.add(words, timing)
+            if bench.num_slow:
+                say(
+                    f"{key}: the machine was slower than usual while {bench.num_slow:,} of"
+                    f" {len(missing):,} ops were timed; `placewright profile --again` times them"
+                    " anew."
+                )
         times = book.times
     else:
         times = before
@@ -201,6 +208,7 @@ class _Book:
             ops={},
         )
         self._say = say
+        self.pace_s: float | None = None
         self._new: dict[str, Timing] = {}
         self._told_at = time.monotonic()
         self.close()  # so that what cannot be written is known now
@@ -219,6 +227,7 @@ class _Book:
 
     def close(self) -> None:
         """Save what is new."""
-        self.times = add_times(msgspec.structs.replace(self._blank, ops=self._new), self._say)
+        new = msgspec.structs.replace(self._blank, pace_s=self.pace_s, ops=self._new)
+        self.times = add_times(new, self._say)
         self._new = {}
         self._saved_at = time.monotonic()
