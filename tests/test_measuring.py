@@ -628,7 +628,7 @@ def test_equal_candidates_are_measured_once(evaluator, gpt2):
 def test_annealing_learns_from_measured_times(evaluator, gpt2):
     result = place(gpt2, "annealing", budget="20 samples", evaluator=evaluator)
     assert result.samples == 20
-    assert result.is_measured
+    assert result.basis == "measured"
     assert result.is_feasible
     assert 0 < result.objective_s < 10
     assert result.describe()["measured_s"] == result.objective_s
