@@ -69,8 +69,8 @@ def expect(timeline: Timeline) -> Expectation | None:
         The calibration file is wrong.
     """
     problem = timeline.problem
-    calibration = find_calibration(problem)
-    if calibration is None:
+    calibration = read_calibration(problem.cluster)
+    if calibration is None or not _is_measured(problem):
         return None
     time_s = Replay.of(timeline).time_s(calibration.constants)
     names, peaks = problem.cluster.device_names, replayed_peaks(timeline).tolist()
@@ -79,19 +79,6 @@ def expect(timeline: Timeline) -> Expectation | None:
         len(calibration.residuals),
         {name: peak for name, peak in zip(names, peaks, strict=True) if peak},
     )
-
-
-def find_calibration(problem: Problem) -> Calibration | None:
-    """
-    Find the calibration for a problem on this machine; None if there is none that applies.
-
-    Raises
-    ------
-    InputError
-        The calibration file is wrong.
-    """
-    calibration = read_calibration(problem.cluster)
-    return calibration if calibration is not None and _is_measured(problem) else None
 
 
 def _is_measured(problem: Problem) -> bool:
@@ -103,7 +90,7 @@ class ExpectedEvaluator:
     """
     Evaluates by what a step should take on this machine: plans are replayed as they would be run.
 
-    Peaks are the simulated ones. It takes three to ten times as long for a candidate as simulating
+    Peaks are the simulated ones. It takes six to ten times as long for a candidate as simulating
     many at once does, which on a machine with a GPU is well spent: to the simulator, which takes
     ops in any order and has threads' time for free, plans are quick that are not.
 
