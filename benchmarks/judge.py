@@ -4,7 +4,7 @@ What it is worth to a search to judge placements by what they should take on thi
 ``python -m benchmarks.judge BOOK`` takes the folder of a finished ``placewright bench fidelity``.
 For each of its models it searches by simulated times, by expected ones, and by expected ones with
 the folder's calibration, and measures the three plans beside all single devices, their steps taking
-turns.
+turns. What the calibration predicts of each is told beside.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import placewright as pw
 from placewright.bench.fidelity import runnable
 from placewright.bench.fidelity_book import FidelityBook
 from placewright.bench.fidelity_tables import read_fidelity
+from placewright.execute.calibration import predict
 from placewright.execute.expecting import ExpectedEvaluator
 from placewright.execute.measuring import Effort
 from placewright.units import format_time
@@ -52,7 +53,9 @@ def main() -> None:
             if each.failure is None:
                 low, high = (format_time(x) for x in (each.interval.low_s, each.interval.high_s))
                 words = f"{format_time(each.median_s)} ({low} to {high})"
-            print(f"{model}, {each.name}: {words}", flush=True)
+            candidate = plans[each.name].candidate(problem)
+            said = format_time(predict(problem, candidate, found.calibration))
+            print(f"{model}, {each.name}: {words}, predicted {said}", flush=True)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,9 @@ import contextlib
 import copy
 import gc
 import shutil
+import threading
 import weakref
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,9 +20,11 @@ torch = pytest.importorskip("torch")
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from placewright.execute import program, runtime  # noqa: E402
+from placewright.execute._shares import count_multiprocessors  # noqa: E402
 from placewright.execute._source import Line, Style, count_segments, write_lane  # noqa: E402
-from placewright.execute.graphs import WARM_UP, Segments  # noqa: E402
-from placewright.execute.placed import PlacedStep  # noqa: E402
+from placewright.execute.devices import RealDevice  # noqa: E402
+from placewright.execute.graphs import WARM_UP, CudaRecorder, Segments  # noqa: E402
+from placewright.execute.placed import PlacedStep, sequence_of, whole_step  # noqa: E402
 from tests.test_execute import (  # noqa: E402, F401
     BOX,
     GPU,
@@ -252,6 +256,55 @@ def test_what_was_copied_to_a_room_is_kept_until_nothing_is_recorded_any_more():
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="there is no C++ compiler")
 
 
+@pytest.mark.parametrize("ends", [CudaRecorder.end, CudaRecorder.abort])
+def test_lanes_record_one_after_the_other(ends, monkeypatch):
+    noted = []
+
+    class Graph:
+        def capture_begin(self, **_):
+            noted.append("begin")
+
+        def capture_end(self):
+            noted.append("end")
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "MemPool", lambda: SimpleNamespace(id=(0, 1)))
+    monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
+    one, other = (CudaRecorder(torch.device("cuda:0"), None) for _ in range(2))
+    one.begin()
+    second = threading.Thread(target=lambda: (other.begin(), other.end()))
+    second.start()
+    second.join(0.2)
+    assert noted == ["begin"]
+    ends(one)
+    second.join(10)
+    assert noted == ["begin", "end"] * 2
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (("cuda:0", "cpu:0"), [0]),
+        (("cuda:0/0-87", "cuda:0/88-131"), [0, 1]),  # each has a lane
+        (("cuda:0", "cuda:1"), []),  # both have one
+    ],
+)
+def test_a_lane_is_recorded_that_works_for_one_gpu_or_share(names, expected, box):  # noqa: F811
+    module, inputs, given = step_of("tiny-gpt2")
+    step = pw.capture(module, inputs, **given)
+    problem = pw.Problem(step.graph, box)
+    timeline = pw.simulate(problem, random_placement(problem, 0))
+    devices = [RealDevice(name, name.split(":")[0], ()) for name in names]
+    made = program.compile_program(
+        step,
+        timeline.candidate.placement.tolist(),
+        sequence_of(timeline),
+        devices,
+        whole_step(step),
+    )
+    assert sorted(made.recorded) == expected
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # the compiler's own
 @needs_compiler
@@ -310,9 +363,26 @@ def deterministic(monkeypatch):
 @pytest.mark.parametrize("seed", [None, 0, 1])
 @pytest.mark.parametrize("name", TINY)
 def test_cuda_graphs_give_what_plain_calls_give(name, seed, gpu_box, deterministic):
+    check_graphs(name, seed, gpu_box)
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore")
+@on_gpu
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("name", ["tiny-gpt2", "tiny-resnet", "tiny-nmt"])
+def test_cuda_graphs_of_shares_give_what_plain_calls_give(name, seed, tmp_path, deterministic):
+    last = count_multiprocessors("cuda:0") - 1
+    shares = GPU.replace('name = "cuda:0"', f'names = ["cuda:0/0-31", "cuda:0/32-{last}"]')
+    (tmp_path / "box.toml").write_text(BOX.format(names=["cpu:0"], more=shares))
+    check_graphs(name, seed, pw.Cluster.load(tmp_path / "box.toml"))
+
+
+def check_graphs(name, seed, box):  # noqa: F811
+    """Hold several steps equal to those without graphs, to the bit."""
     module, inputs, given = step_of(name)
     step = pw.capture(module, inputs, **given)
-    problem = pw.Problem(step.graph, gpu_box)
+    problem = pw.Problem(step.graph, box)
     placement = np.ones(problem.num_ops, dtype=np.int64)
     if seed is not None:
         placement = random_placement(problem, seed)

@@ -14,6 +14,7 @@ segment after, and the GPU waits there until the copy is done.
 from __future__ import annotations
 
 import gc
+import threading
 import warnings
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -24,6 +25,10 @@ from torch import Tensor
 
 WARM_UP = 2
 """Steps that run as they are: libraries choose kernels and make room for themselves."""
+
+_RECORDING = threading.Lock()
+"""Taken by the lane that records: PyTorch records for one thread at a time, and nobody may wait for
+all that a GPU does meanwhile, or give back pinned memory that the recorded stream has used."""
 
 
 class Recorded(Protocol):
@@ -184,9 +189,11 @@ class CudaRecorder:
 
     def begin(self) -> None:
         """Record what is computed from now on, instead of computing it."""
-        self._graph = torch.cuda.CUDAGraph()
+        graph: Any = torch.cuda.CUDAGraph()
+        _RECORDING.acquire()
+        self._graph = graph
         # Other lanes go on meanwhile: what only their threads do is no error.
-        self._graph.capture_begin(pool=self._pool.id, capture_error_mode="thread_local")
+        graph.capture_begin(pool=self._pool.id, capture_error_mode="thread_local")
 
     def end(self) -> Recorded:
         """Stop recording; nothing has been computed yet."""
@@ -197,6 +204,8 @@ class CudaRecorder:
         except RuntimeError:
             self._end_allocation()
             raise
+        finally:
+            _RECORDING.release()
         found: Recorded = graph
         return found
 
@@ -208,6 +217,8 @@ class CudaRecorder:
                 graph.capture_end()
             except RuntimeError:  # what has failed may have ended it
                 self._end_allocation()
+            finally:
+                _RECORDING.release()
 
     def _end_allocation(self) -> None:
         """Have the allocator leave the pool, which a recording that was cut short does not."""
@@ -232,9 +243,10 @@ class CudaRecorder:
 
     def clear(self) -> None:
         """Give back memory that nobody uses, before recording."""
-        gc.collect()  # steps that nobody needs: their memory cannot be given back meanwhile
-        torch.cuda.synchronize(self._device)
-        torch.cuda.empty_cache()
+        with _RECORDING:
+            gc.collect()  # steps that nobody needs: their memory cannot be given back meanwhile
+            torch.cuda.synchronize(self._device)
+            torch.cuda.empty_cache()
 
 
 @contextmanager

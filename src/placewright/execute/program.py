@@ -561,11 +561,12 @@ class _Compiler:
         """
         Tell whether a lane's segments can be recorded and replayed.
 
-        It works for one GPU; a step has one part, for what the first of two leaves to the next may
-        be needed after it has run again; and no op has a generator, which is seeded at every step.
+        It works for one GPU, or one share; a step has one part, for what the first of two leaves to
+        the next may be needed after it has run again; and no op has a generator, which is seeded at
+        every step.
         """
-        gpus = [d for d, device in enumerate(self.devices) if device.kind == "cuda"]
-        if len(self.parts.ops) > 1 or gpus != [lane]:
+        is_shared = self.lane_of.count(lane) > 1
+        if len(self.parts.ops) > 1 or is_shared or self.devices[lane].kind != "cuda":
             return False
         ops = [op for op in self.parts.ops[0] if self.placement[op] == lane]
         nodes = (self.nodes[name] for op in ops for name in self.capture.op_nodes[op])
