@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 from typer.testing import CliRunner
 
-from placewright.bench.fidelity import MODELS, QUICK_MODELS, FidelityChoice, runnable
+from placewright.bench.fidelity import LARGE, MODELS, QUICK_MODELS, FidelityChoice, runnable
 from placewright.bench.fidelity_book import FidelityBook, Record, to_placement, to_text
 from placewright.bench.fidelity_fit import (
     Sample,
@@ -572,18 +572,20 @@ def test_models_are_named_so_that_they_can_be_loaded():
     assert runnable("tiny-nmt") == "tiny-nmt"
     assert runnable("gpt2_training").endswith("fidelity_models.py:gpt2_training")
     assert set(QUICK_MODELS) <= set(MODELS)
-    assert FidelityChoice(is_quick=True).chosen_models == QUICK_MODELS
-    assert FidelityChoice(models=["a", "a"]).chosen_models == ("a",)
+    assert runnable("gpt2_training_large").endswith("fidelity_models.py:gpt2_training_large")
+    assert FidelityChoice(is_quick=True).models_for(["cpu", "cpu"]) == QUICK_MODELS
+    assert FidelityChoice().models_for(["cpu", "cuda"]) == tuple(f"{m}_large" for m in MODELS)
+    assert FidelityChoice(models=["a", "a"]).models_for(["cuda"]) == ("a",)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", [m + end for m in MODELS for end in ("", LARGE)])
 def test_every_model_can_be_captured(model):
     pytest.importorskip("torch")
     graph = load_model(runnable(model))
     assert graph.num_ops > 20
     has_updates = "update" in graph.op_phases
-    assert has_updates == model.endswith("training")
+    assert has_updates == ("training" in model)
 
 
 # The file of a calibration.

@@ -29,7 +29,7 @@ from placewright.simulator import simulate
 torch = pytest.importorskip("torch")
 
 from placewright.execute import measured, measuring, processes  # noqa: E402
-from placewright.execute._candidate import flush_denormals  # noqa: E402
+from placewright.execute._candidate import flush_denormals, rest  # noqa: E402
 from placewright.execute._statistics import (  # noqa: E402
     FEWEST,
     compare_medians,
@@ -364,6 +364,20 @@ def test_a_candidate_may_use_threads(template, problem):
         num_threads = len([*Path(f"/proc/{process.pid}/task").iterdir()])
         assert num_threads >= 1 + torch.get_num_threads()  # its own, and one a core
         assert process.peaks(60.0) == {"cpu": pytest.approx(predicted_peak(problem, [0] * 50))}
+
+
+def test_a_candidate_rests_until_its_helpers_do():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        for _ in range(20):
+            torch.ones(2**20).sin_()  # its helper then waits awake for more
+        rest()
+        before_s = time.process_time()
+        time.sleep(0.03)
+        assert time.process_time() - before_s < 0.006
+    finally:
+        torch.set_num_threads(threads)
 
 
 @pytest.mark.gpu

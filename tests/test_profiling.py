@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import threading
+from collections import Counter
 from concurrent.futures import Future
 from types import SimpleNamespace
 
@@ -396,6 +397,22 @@ def test_a_folder_that_cannot_be_written_is_known_before_anything_is_timed(tmp_p
     monkeypatch.setattr(OpBench, "time_op", lambda *_: pytest.fail("timed an op"))
     with pytest.raises(InputError, match="cannot be made"):
         profile(load_capture("tiny-gpt2"), CORE, say=quiet)
+
+
+def test_on_several_cores_the_lesser_of_two_times_counts(monkeypatch):
+    timed = Counter()
+
+    def now_and_again(_bench, _solos, op):
+        timed[op] += 1
+        is_held_up = timed[op] == 1 + op % 2
+        return Timing(100.0 if is_held_up else 1.0, 0.0, 1)
+
+    monkeypatch.setattr(OpBench, "time_op", now_and_again)
+    captured = load_capture("tiny-gpt2")
+    (found,) = profile(captured, find_devices(("cpu",)), say=quiet)
+    assert {*timed.values()} == {2}
+    assert np.nanmax(found.op_time_s) == pytest.approx(1.0 + found.issue_s)
+    assert found.num_new == len(timed)
 
 
 def test_what_was_timed_is_kept_when_it_is_stopped(monkeypatch):

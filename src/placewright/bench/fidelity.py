@@ -39,8 +39,9 @@ MODELS = (
     "nmt_training",
     "inception_inference",
 )
-"""Functions of ``fidelity_models.py``."""
+"""Functions of ``fidelity_models.py``; beside a GPU, those whose name ends with `LARGE`."""
 
+LARGE = "_large"
 QUICK_MODELS = ("branches_training", "gpt2_inference", "resnet_training")
 NUM_PLANS, QUICK_PLANS = 24, 6
 FULL = Effort(target=0.01, max_steps=200, limit_s=30.0)
@@ -64,12 +65,12 @@ class FidelityChoice:
     cluster: str | None = None  # None: this machine is probed
     seed: int = 2
 
-    @property
-    def chosen_models(self) -> tuple[str, ...]:
-        """List the models."""
+    def models_for(self, kinds: Sequence[str]) -> tuple[str, ...]:
+        """List the models for these kinds of devices."""
         if self.models is not None:
             return tuple(dict.fromkeys(self.models))
-        return QUICK_MODELS if self.is_quick else MODELS
+        standard = QUICK_MODELS if self.is_quick else MODELS
+        return tuple(model + LARGE for model in standard) if "cuda" in kinds else standard
 
     @property
     def chosen_plans(self) -> int:
@@ -80,7 +81,7 @@ class FidelityChoice:
 
 def runnable(model: str) -> str:
     """Name a model so that it can be loaded."""
-    if model not in MODELS:
+    if model.removesuffix(LARGE) not in MODELS:
         return model
     return f"{Path(__file__).with_name('fidelity_models.py')}:{model}"
 
@@ -96,7 +97,7 @@ def run_fidelity(book: FidelityBook, choice: FidelityChoice, say: Say) -> None:
     """
     book.open()
     cluster = _prepare_cluster(book, choice.cluster, say)
-    for model in choice.chosen_models:
+    for model in choice.models_for(cluster.device_kinds):
         problem = _prepare_problem(book, model, cluster, say)
         say(f"{model}: choosing {choice.chosen_plans} plans...")
         plans = draw_plans(problem, choice.chosen_plans, choice.seed)

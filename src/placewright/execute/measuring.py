@@ -262,11 +262,11 @@ class _Racer:
         self.num_warm_up = len(times_s) // 2 if found is None else found
         self.rounds = [np.array(times_s[self.num_warm_up :][: self.effort.max_steps])]
 
-    def turn(self, num_steps: int, is_alone: bool) -> None:
-        """Run some steps; after others have run, one more that is not counted."""
-        times_s = self.run(num_steps + (not is_alone))
+    def turn(self, num_steps: int) -> None:
+        """Run some steps; the first, after others have run or all have rested, is not counted."""
+        times_s = self.run(1 + num_steps)
         if self.process is not None:
-            self.rounds.append(np.array(times_s if is_alone else times_s[1:]))
+            self.rounds.append(np.array(times_s[1:]))
 
     def weigh(self) -> None:
         self.peak_bytes = self._ask(lambda process, limit_s: process.peaks(limit_s)) or {}
@@ -318,7 +318,7 @@ def _take_turns(
         left = effort.max_steps - min(racer.num_steps for racer in running)
         num_steps = max(1, min(int(TURN_S / slowest_s), MAX_TURN, left))
         for k in random.permutation(len(running)):
-            running[k].turn(num_steps, is_alone=len(running) == 1)
+            running[k].turn(num_steps)
         num_rounds += 1
         if drops and num_rounds >= MIN_ROUNDS:
             _drop(running)

@@ -82,6 +82,8 @@ def profile(
     Times that are on disk are not taken again, unless `again`; new ones are added there as they
     come, so that little is lost if this is stopped. Tensors are made op by op: a model need not
     fit memory, only each of its ops. Devices that are alike are timed as one, with the others busy.
+    On a device of several cores, one of which may be held up at any moment and the others with it,
+    ops are timed in two rounds, and the lesser time counts.
 
     Parameters
     ----------
@@ -154,16 +156,21 @@ def _profile_alike(
     graph = solos.capture.graph
     failures: dict[str, str] = {}
     if before is None or missing:
+        num_rounds = 2 if devices[0].kind == "cpu" and len(devices[0].cores) > 1 else 1
+        found: dict[str, Timing] = {}
         with OpBench(devices, effort, None if before is None else before.pace_s) as bench:
             book = _Book(key, bench.time_issue(), devices[0].kind == "cuda", say)
             with contextlib.closing(book):
-                for k, (words, op) in enumerate(missing.items()):
-                    book.tell(f"{key}: {k:,} of {len(missing):,} ops timed")
+                for k, (words, op) in enumerate([*missing.items()] * num_rounds):
+                    book.tell(f"{key}: {k // num_rounds:,} of {len(missing):,} ops timed")
                     try:
                         timing = bench.time_op(solos, op)
                     except Exception as error:  # whatever one op raises, others are still timed
-                        failures[graph.op_names[op]] = _reason(error)
-                    else:
+                        if words not in found:
+                            failures[graph.op_names[op]] = _reason(error)
+                        continue
+                    if words not in found or timing.time_s < found[words].time_s:
+                        found[words] = timing
                         book.pace_s = bench.pace_s
                         book.add(words, timing)
             if bench.num_slow:
