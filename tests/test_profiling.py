@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
 import threading
 from collections import Counter
 from concurrent.futures import Future
+from dataclasses import replace
 from types import SimpleNamespace
 
 import msgspec
@@ -607,6 +609,26 @@ def test_ops_are_timed_again_if_the_machine_was_slow(paces, known, expected, num
         assert [bench.time_op(solos, op).time_s for _ in expected] == expected
         assert bench.num_slow == num_slow
         assert bench.pace_s == 1.0
+
+
+@needs_two_cores
+def test_what_an_op_gains_while_other_cores_idle_is_noted(monkeypatch):
+    busy = []
+
+    @contextlib.contextmanager
+    def in_company(lanes, *_):
+        busy.append(len(lanes))
+        yield
+        busy.pop()
+
+    monkeypatch.setattr(op_bench, "_in_company", in_company)
+    solos = Solos(load_capture("tiny-gpt2"))
+    op = next(iter(solos.distinct().values()))
+    for names, expected in ((("cpu:0", "cpu:1"), (3.0, 1.0)), (("cpu:0",), (2.0, 0.0))):
+        with OpBench(find_devices(names), replace(QUICK, has_company=True)) as bench:
+            bench._sample = lambda *_: 2.0 + sum(busy)
+            timing = bench.time_op(solos, op)
+        assert (timing.time_s, timing.idle_gain_s) == expected
 
 
 def test_a_cores_best_pace_is_kept():

@@ -99,6 +99,8 @@ class Costs:
     `scratch_bytes` is memory that an op was seen to take on a device while it ran, beside what it
     reads and makes. How well a step that is run follows the simulator is judged with it
     (`replayed_peaks`); the simulator itself knows only what the graph tells of an op.
+    `idle_gain_ps` is by how much an op is faster on a core while the others idle, which leave it
+    caches and memory: a replay (`placewright.execute.replay`) takes it off, the simulator does not.
 
     Raises
     ------
@@ -108,6 +110,7 @@ class Costs:
 
     op_ps: NDArray[np.int64]  # [N, D]
     scratch_bytes: NDArray[np.int64] | None = None  # [N, D]
+    idle_gain_ps: NDArray[np.int64] | None = None  # [N, D]
 
     def __post_init__(self) -> None:
         op_ps = np.array(self.op_ps)

@@ -135,10 +135,9 @@ class FidelityBook:
         """Keep a model's graph and op times; the times last, so that one is never alone."""
         problem.graph.save(self._graph_path(model))
         data, costs = io.BytesIO(), problem.costs
-        scratch_bytes = np.zeros_like(costs.op_ps)
-        if costs.scratch_bytes is not None:
-            scratch_bytes = costs.scratch_bytes
-        np.save(data, np.stack([costs.op_ps, scratch_bytes]))
+        seen = (costs.scratch_bytes, costs.idle_gain_ps)
+        nothing = np.zeros_like(costs.op_ps)
+        np.save(data, np.stack([costs.op_ps, *(nothing if s is None else s for s in seen)]))
         files.write(self._costs_path(model), data.getvalue())
 
     def load_problem(self, model: str) -> Problem:
@@ -153,11 +152,11 @@ class FidelityBook:
         cluster, graph = Cluster.load(self.cluster_path), Graph.load(self._graph_path(model))
         path = self._costs_path(model)
         try:
-            both = np.load(io.BytesIO(files.read(path, "file of op times")), allow_pickle=False)
-            op_ps, scratch_bytes = both
+            every = np.load(io.BytesIO(files.read(path, "file of op times")), allow_pickle=False)
+            op_ps, scratch_bytes, idle_gain_ps = every
         except (ValueError, EOFError) as error:
             raise InputError(f"`{path}` is no file of op times: {error}.") from None
-        return Problem(graph, cluster, Costs(op_ps, scratch_bytes))
+        return Problem(graph, cluster, Costs(op_ps, scratch_bytes, idle_gain_ps))
 
     def _graph_path(self, model: str) -> Path:
         return self.folder / f"{_label(model)}.graph.json"

@@ -231,7 +231,7 @@ def _constants(calibration: Calibration) -> Table:
         words = "a CPU's time to send to a GPU, of the transfer's"
         rows.append((words, f"{constants.staging_factor:.3f}"))
     rows.append(("a step, more", format_time(constants.step_overhead_s)))
-    rows.append(("an op on a CPU device while others idle, less", f"{constants.idle_gain:.1%}"))
+    rows.append(("what ops gain while other cores idle, times", f"{constants.idle_factor:.3f}"))
     low, high = (math.exp(end) - 1 for end in conformal_ends(calibration.residuals))
     rows.append((f"{COVERAGE:.0%} interval", f"{low:+.1%} to {high:+.1%}"))
     rows.append(("error among plans of a model (sd)", f"{calibration.within_sd:.1%}"))

@@ -12,6 +12,7 @@ This module owns how an op is timed, so that its time is what it takes inside a 
 * Several cores as devices share that cache and the memory behind it, so while one core is timed the
   others do the same op. Ops of less than `SHORT_S` live in a core's own cache, and doing them
   elsewhere would only take turns at Python's lock; meanwhile the others do small matrix products.
+  Then the op is timed once more while the others idle: what it gains is noted.
 * A core's time is that of its thread: what other processes take of the core does not count.
 * Warm-up ends when a call is no longer a tenth faster than all before; a sample is as many calls as
   last a fifth of a millisecond; the time is the median of the samples, the spread their median
@@ -181,17 +182,27 @@ class OpBench:
             if company:
                 last_s = self._warm_up(turn)
             num_calls = max(1, min(1000, round(self._sample_s / max(last_s, 1e-9))))
-            samples: list[float] = []
-            since = 0
-            while not self._is_enough(samples, num_calls):
-                samples.append(self._sample(turn, num_calls))
-                since += num_calls
-                if since >= _REFRESH_EVERY * max(num_copies):
-                    arguments.refresh()
-                    since = 0
+            samples = self._take_samples(turn, num_calls, arguments.refresh, max(num_copies))
         middle = statistics.median(samples)
         spread = statistics.median(abs(sample - middle) for sample in samples)
-        return Timing(middle, spread, len(samples), scratch_bytes)
+        gain_s = 0.0
+        if company:
+            alone = self._take_samples(turn, num_calls, arguments.refresh, max(num_copies))
+            gain_s = max(0.0, middle - statistics.median(alone))
+        return Timing(middle, spread, len(samples), scratch_bytes, gain_s)
+
+    def _take_samples(
+        self, turn: _Turn, num_calls: int, refresh: Callable[[], None], num_copies: int
+    ) -> list[float]:
+        samples: list[float] = []
+        since = 0
+        while not self._is_enough(samples, num_calls):
+            samples.append(self._sample(turn, num_calls))
+            since += num_calls
+            if since >= _REFRESH_EVERY * num_copies:
+                refresh()
+                since = 0
+        return samples
 
     def _scratch_bytes(self, solo: Solo, arguments: tuple[Any, ...]) -> int:
         """

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from placewright import files
 from placewright.cluster import Cluster
-from placewright.costs import Costs
+from placewright.costs import PS_PER_S, Costs
 from placewright.errors import InputError
 from placewright.execute._cores import share_cores
 from placewright.execute._lanes import count_gpu_lanes
@@ -189,6 +189,7 @@ class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     spread_s: _Seconds  # the median of their distances from it
     num_samples: int
     scratch_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0  # held meanwhile on a GPU, see `Costs`
+    idle_gain_s: _Seconds = 0.0  # less, while other cores idle, see `Costs`
 
 
 class Times(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -368,14 +369,18 @@ def measured_costs(
     found = _read_tables(cluster, say) if tables is None else _named(cluster, tables)
     measured_s = np.full((graph.num_ops, cluster.num_devices), np.nan)
     scratch_bytes = np.zeros(measured_s.shape, dtype=np.int64)
+    gain_s = np.zeros(measured_s.shape)
     signatures = op_signatures(graph) if any(found) else ()
     for d, times in enumerate(found):
         if times is not None:
             measured_s[:, d] = look_up(signatures, times)
-            timings = (times.ops.get(words) if words else None for words in signatures)
+            timings = [times.ops.get(words) if words else None for words in signatures]
             scratch_bytes[:, d] = [t.scratch_bytes if t else 0 for t in timings]
+            gain_s[:, d] = [t.idle_gain_s if t else 0.0 for t in timings]
+    costs = Costs.estimate(graph, cluster, measured_s)
+    gain_ps = np.minimum(np.rint(gain_s * PS_PER_S).astype(np.int64), costs.op_ps)
     return Measured(
-        replace(Costs.estimate(graph, cluster, measured_s), scratch_bytes=scratch_bytes),
+        replace(costs, scratch_bytes=scratch_bytes, idle_gain_ps=gain_ps),
         (graph.op_flops > 0) | (graph.op_bytes > 0),
         ~np.isnan(measured_s),
     )

@@ -33,7 +33,7 @@ from placewright.execute._lanes import lane_numbers
 from placewright.graph import BoolArray, FloatArray, IdArray
 from placewright.timeline import Timeline
 
-RULES = 2
+RULES = 3
 """The version of what follows; constants that were fitted to another one mean something else."""
 
 
@@ -55,7 +55,7 @@ class Constants(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     wake_factor: float = 1.0  # on a link's latency
     hand_over_s: float = 0.0  # of a thread, for every tensor between a CPU and a GPU
     staging_factor: float = 0.0  # of a transfer to a GPU's time, that its CPU takes to prepare it
-    idle_gain: float = 0.0  # share of its time that a CPU device's op saves while others idle
+    idle_factor: float = 1.0  # on what a core's ops gain while others idle
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -64,7 +64,7 @@ class Replay:
     A plan, reduced to where devices send and receive, in the order of the plan.
 
     Between two rows a device just works on, so all that is needed of its ops, up to there, is their
-    times' sum and their number.
+    times' sum, their number, and what they would gain in all if the other cores idled.
     """
 
     kinds: tuple[str, ...]  # [D]
@@ -73,10 +73,10 @@ class Replay:
     other: IdArray  # [R] the other end
     is_sent: BoolArray  # [R] or else received
     sender: IdArray  # [R] of what is received, the row in which it was sent; -1: a parameter
-    work: FloatArray  # [R, 2] the device's before it: seconds, ops
+    work: FloatArray  # [R, 3] the device's before it: seconds, ops, seconds to gain
     latency_s: FloatArray  # [R] zero where there is nothing to copy, unless a core waits
     copy_s: FloatArray  # [R] bytes by bandwidth
-    total_work: FloatArray  # [D, 2]
+    total_work: FloatArray  # [D, 3]
 
     @classmethod
     def of(cls, timeline: Timeline) -> Replay:
@@ -87,23 +87,24 @@ class Replay:
         """Give how long a step takes."""
         scale = np.array(
             [
-                (each.op_factor, each.op_overhead_s)
+                (each.op_factor, each.op_overhead_s, 0.0)
                 for each in (constants.kinds.get(kind, KindConstants()) for kind in self.kinds)
             ]
         )
         time_s = self._run(constants, scale)
         is_cpu = np.array([kind == "cpu" for kind in self.kinds])
-        if constants.idle_gain > 0 and is_cpu.sum() > 1 and time_s > 0:
+        if constants.idle_factor * self.total_work[:, 2].sum() > 0 and time_s > 0:
             # Op times are those with all cores at work. Where the others are known to idle for a
-            # part of the step, that part of an op's time, on average, is shorter.
+            # part of the step, an op gains, on average, that part of what it can.
             work_s = (self.total_work * scale).sum(axis=1)
-            others_s = (work_s[is_cpu].sum() - work_s) / (is_cpu.sum() - 1)
+            others_s = (work_s[is_cpu].sum() - work_s) / max(is_cpu.sum() - 1, 1)
             idle = np.where(is_cpu, 1 - np.minimum(others_s / time_s, 1.0), 0.0)
-            time_s = self._run(constants, scale * (1 - constants.idle_gain * idle)[:, None])
+            scale[:, 2] = -constants.idle_factor * idle
+            time_s = self._run(constants, scale)
         return time_s + constants.step_overhead_s
 
     def _run(self, constants: Constants, scale: FloatArray) -> float:
-        """Go from row to row; `scale` is on each device's work, [D, 2]."""
+        """Go from row to row; `scale` is on each device's work, [D, 3]."""
         is_weight = ~self.is_sent & (self.sender < 0)
         factor = np.where(is_weight, constants.weights_factor, constants.copy_factor)
         overhead_s = np.where(self.copy_s > 0, constants.transfer_overhead_s, 0.0)
@@ -204,16 +205,20 @@ def _reduce(timeline: Timeline) -> Replay:
     graph, cluster = problem.graph, problem.cluster
     place = timeline.candidate.placement
     times_s = problem.costs.op_ps[np.arange(graph.num_ops), place] / PS_PER_S
+    gains_s = np.zeros(graph.num_ops)
+    if problem.costs.idle_gain_ps is not None:
+        gains_s = problem.costs.idle_gain_ps[np.arange(graph.num_ops), place] / PS_PER_S
     target = place[graph.use_op]
     away = target != place[graph.tensor_op[graph.use_tensor]]
     goes = np.zeros((graph.num_tensors, cluster.num_devices), dtype=np.bool_)
     goes[graph.use_tensor[away], target[away]] = True
     rows = np.empty(2 * int(goes.sum()), dtype=_ROW)
-    total = np.zeros((cluster.num_devices, 2))
+    total = np.zeros((cluster.num_devices, 3))
     num_rows = _walk(
         timeline.sequence[timeline.sequence < graph.num_ops],
         place,
         times_s,
+        gains_s,
         graph.use_tensor[graph.input_order],
         graph.op_inputs,
         graph.tensor_op,
@@ -236,7 +241,7 @@ def _reduce(timeline: Timeline) -> Replay:
         other=other,
         is_sent=is_sent,
         sender=rows["sender"].copy(),
-        work=np.stack([rows["work_s"], rows["num_ops"]], axis=1),
+        work=np.stack([rows["work_s"], rows["num_ops"], rows["gain_s"]], axis=1),
         latency_s=np.where(has_latency, cluster.latency_s[source, target], 0.0),
         copy_s=np.where(size > 0, size / cluster.bytes_per_s[source, target], 0.0),
         total_work=total,
@@ -251,6 +256,7 @@ _ROW = np.dtype(
         ("tensor", np.int32),
         ("work_s", np.float64),
         ("num_ops", np.float64),
+        ("gain_s", np.float64),
         ("is_sent", np.bool_),
     ],
     align=True,
@@ -263,6 +269,7 @@ def _walk(
     order: Any,  # ops as they start
     place: Any,  # [N]
     times_s: Any,  # [N]
+    gains_s: Any,  # [N]
     inputs: Any,  # tensors, op by op
     begins: Any,  # [N + 1] in `inputs`
     maker: Any,  # [T]
@@ -270,7 +277,7 @@ def _walk(
     is_resident: Any,  # [N]
     goes: Any,  # [T, D]
     rows: Any,
-    total: Any,  # [D, 2]
+    total: Any,  # [D, 3]
 ) -> int:
     """Write rows, and all work of each device into `total`; give their number."""
     sent = np.full(goes.shape, -1, dtype=np.int32)  # row
@@ -286,11 +293,12 @@ def _walk(
                 row = rows[n]
                 row["device"], row["other"], row["is_sent"] = d, source, False
                 row["sender"], row["tensor"] = sent[tensor, d], tensor
-                row["work_s"], row["num_ops"] = total[d, 0], total[d, 1]
+                row["work_s"], row["num_ops"], row["gain_s"] = total[d]
                 n += 1
         if times_s[op] > 0:
             total[d, 0] += times_s[op]
             total[d, 1] += 1
+            total[d, 2] += gains_s[op]
         if not is_resident[op]:
             for tensor in range(outputs[op], outputs[op + 1]):
                 for t in range(goes.shape[1]):
@@ -299,6 +307,6 @@ def _walk(
                         row = rows[n]
                         row["device"], row["other"], row["is_sent"] = d, t, True
                         row["sender"], row["tensor"] = -1, tensor
-                        row["work_s"], row["num_ops"] = total[d, 0], total[d, 1]
+                        row["work_s"], row["num_ops"], row["gain_s"] = total[d]
                         n += 1
     return n
