@@ -12,7 +12,7 @@ This module owns how an op is timed, so that its time is what it takes inside a 
 * Several cores as devices share that cache and the memory behind it, so while one core is timed the
   others do the same op. Ops of less than `SHORT_S` live in a core's own cache, and doing them
   elsewhere would only take turns at Python's lock; meanwhile the others do small matrix products.
-  Then the op is timed once more while the others idle: what it gains is noted.
+  In turns with that, it is timed while the others idle: what it gains then is noted.
 * A core's time is that of its thread: what other processes take of the core does not count.
 * Warm-up ends when a call is no longer a tenth faster than all before; a sample is as many calls as
   last a fifth of a millisecond; the time is the median of the samples, the spread their median
@@ -178,31 +178,32 @@ class OpBench:
         turn = _Turn(solo.call, arguments.copies)
         scratch_bytes = self._scratch_bytes(solo, arguments.copies[0])
         last_s = self._warm_up(turn)
-        with _in_company(company, None if last_s < SHORT_S else solo, num_copies):
+        busy_with = None if last_s < SHORT_S else solo
+        samples: list[float] = []
+        alone: list[float] = []
+        since = 0
+
+        def take(samples: list[float], part: float) -> None:
+            nonlocal since
+            while not self._is_enough(samples, num_calls, part):
+                samples.append(self._sample(turn, num_calls))
+                since += num_calls
+                if since >= _REFRESH_EVERY * max(num_copies):
+                    arguments.refresh()
+                    since = 0
+
+        for part in (0.25, 0.5, 0.75, 1.0) if company else (1.0,):
+            with _in_company(company, busy_with, num_copies):
+                if company:
+                    last_s = self._warm_up(turn)
+                num_calls = max(1, min(1000, round(self._sample_s / max(last_s, 1e-9))))
+                take(samples, part)
             if company:
-                last_s = self._warm_up(turn)
-            num_calls = max(1, min(1000, round(self._sample_s / max(last_s, 1e-9))))
-            samples = self._take_samples(turn, num_calls, arguments.refresh, max(num_copies))
+                take(alone, part)
         middle = statistics.median(samples)
         spread = statistics.median(abs(sample - middle) for sample in samples)
-        gain_s = 0.0
-        if company:
-            alone = self._take_samples(turn, num_calls, arguments.refresh, max(num_copies))
-            gain_s = max(0.0, middle - statistics.median(alone))
+        gain_s = max(0.0, middle - statistics.median(alone)) if company else 0.0
         return Timing(middle, spread, len(samples), scratch_bytes, gain_s)
-
-    def _take_samples(
-        self, turn: _Turn, num_calls: int, refresh: Callable[[], None], num_copies: int
-    ) -> list[float]:
-        samples: list[float] = []
-        since = 0
-        while not self._is_enough(samples, num_calls):
-            samples.append(self._sample(turn, num_calls))
-            since += num_calls
-            if since >= _REFRESH_EVERY * num_copies:
-                refresh()
-                since = 0
-        return samples
 
     def _scratch_bytes(self, solo: Solo, arguments: tuple[Any, ...]) -> int:
         """
@@ -229,16 +230,17 @@ class OpBench:
             best_s = min(best_s, last_s)
         return best_s
 
-    def _is_enough(self, samples: list[float], num_calls: int) -> bool:
+    def _is_enough(self, samples: list[float], num_calls: int, part: float) -> bool:
+        """Tell whether so much of all samples has been taken."""
         effort = self._effort
-        total_s = sum(samples) * num_calls
+        total_s, count = sum(samples) * num_calls / part, len(samples) / part
         if samples and self._is_stopping:
             return True
-        if len(samples) >= max(effort.max_samples, effort.min_samples):
+        if count >= max(effort.max_samples, effort.min_samples):
             return True
-        if len(samples) >= effort.min_samples:
+        if count >= effort.min_samples:
             return total_s >= effort.total_s
-        return len(samples) >= min(3, effort.min_samples) and total_s >= effort.limit_s
+        return count >= min(3, effort.min_samples) and total_s >= effort.limit_s
 
 
 def _pace_s() -> float:
