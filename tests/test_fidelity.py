@@ -10,6 +10,7 @@ import pytest
 from scipy import stats
 from typer.testing import CliRunner
 
+from placewright.bench import fidelity_fit
 from placewright.bench.fidelity import LARGE, MODELS, QUICK_MODELS, FidelityChoice, runnable
 from placewright.bench.fidelity_book import FidelityBook, Record, to_placement, to_text
 from placewright.bench.fidelity_fit import (
@@ -92,6 +93,7 @@ def planted(seed=0):
     constants = Constants(
         kinds={"cpu": KindConstants(1.2, 15e-6)},
         transfer_overhead_s=60e-6,
+        weights_overhead_s=10e-6,
         copy_factor=1.5,
         weights_factor=0.7,
         step_overhead_s=200e-6,
@@ -262,6 +264,22 @@ def test_what_an_op_was_seen_to_take_counts_where_it_runs():
 
 
 # Fitting.
+
+
+def test_what_a_models_op_times_are_off_by_is_in_no_constant(monkeypatch):
+    def spread():
+        """Tell how far predictions are apart, by measured times, among the plans of a model."""
+        found = fit_constants(samples)
+        errors = {model: [] for model in off}
+        for sample in samples:
+            errors[sample.model].append(np.log(sample.replay.time_s(found) / sample.measured_s))
+        return max(np.std(each) for each in errors.values())
+
+    off = {"tiny-gpt2": 1.1, "tiny-nmt": 0.9}
+    samples = [replace(s, measured_s=s.measured_s * off[s.model]) for s in planted()[1]]
+    now = spread()
+    monkeypatch.setattr(fidelity_fit, "MODEL_PRIOR", 1e3)
+    assert now < 0.5 * spread()
 
 
 def test_calibration_recovers_planted_constants():

@@ -50,6 +50,7 @@ class Global:
 
 GLOBALS = (
     Global("transfer_overhead_s", 0.0, 0.5, 100.0, unit=1e-5),
+    Global("weights_overhead_s", 0.0, 0.2, 100.0, unit=1e-5),
     Global("copy_factor", 1.0, 1.0, 20.0),
     Global("weights_factor", 1.0, 1.0, 20.0),
     Global("step_overhead_s", 0.0, 0.5, 100.0, unit=1e-4),
@@ -58,6 +59,9 @@ GLOBALS = (
     Global("staging_factor", 0.0, 0.5, 50.0),
     Global("idle_factor", 1.0, 1.0, 5.0),
 )
+
+MODEL_PRIOR = 1.0
+"""The same for what all plans of a model are off by together."""
 
 PRIOR = 0.001
 """What a step in a constant costs, as an error: decides where a few plans do not."""
@@ -77,7 +81,9 @@ def fit_constants(samples: Sequence[Sample]) -> Constants:
     Fit the constants to plans of all models together.
 
     Robust least squares (soft L1) on the logarithm of predicted by measured times, every constant
-    within bounds that make sense: no overhead is negative. The best of several beginnings.
+    within bounds that make sense: no overhead is negative. The best of several beginnings. What
+    a model's op times are off by, its plans have in common; no constant should make up for that, so
+    each model has an error of its own in the fit, which predictions then leave out.
 
     Raises
     ------
@@ -90,22 +96,28 @@ def fit_constants(samples: Sequence[Sample]) -> Constants:
         raise InputError("There is no plan to fit constants to.")
     kinds = tuple(dict.fromkeys(kind for sample in samples for kind in sample.replay.kinds))
     measured = np.log([sample.measured_s for sample in samples])
+    models = list(dict.fromkeys(sample.model for sample in samples))
+    model_at = [models.index(sample.model) for sample in samples]
+    own = [0.0] * len(models)
 
     def errors(x: FloatArray) -> FloatArray:
+        x, theirs = x[: -len(own)], x[-len(own) :]
         constants = _constants(x, kinds)
         found = np.log([sample.replay.time_s(constants) for sample in samples]) - measured
-        return np.concatenate([found, PRIOR * (x - nothing)])
+        return np.concatenate(
+            [found + theirs[model_at], PRIOR * (x - nothing), MODEL_PRIOR * theirs]
+        )
 
     nothing = np.array([1.0, 0.0] * len(kinds) + [each.nothing for each in GLOBALS])
-    others = [each.start for each in GLOBALS]
+    others = [each.start for each in GLOBALS] + own
     starts = [np.array([1.0, overhead] * len(kinds) + others) for overhead in OP_STARTS]
-    low = np.array([0.2, 0.0] * len(kinds) + [0.0 for _ in GLOBALS])
-    high = np.array([5.0, 200.0] * len(kinds) + [each.most for each in GLOBALS])
+    low = np.array([0.2, 0.0] * len(kinds) + [0.0 for _ in GLOBALS] + [-1.0 for _ in own])
+    high = np.array([5.0, 200.0] * len(kinds) + [g.most for g in GLOBALS] + [1.0 for _ in own])
     solve = partial(
         least_squares, errors, bounds=(low, high), loss="soft_l1", f_scale=SOFT, x_scale=1.0
     )
     best = min((solve(start) for start in starts), key=lambda found: float(found.cost))
-    return _constants(best.x, kinds)
+    return _constants(best.x[: -len(own)], kinds)
 
 
 def _constants(x: FloatArray, kinds: Sequence[str]) -> Constants:

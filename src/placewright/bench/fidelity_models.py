@@ -135,7 +135,7 @@ def nmt_training() -> dict[str, Any]:
 
 def nmt_training_large() -> dict[str, Any]:
     """Train 2 encoder and 2 decoder LSTM layers of 768 on 8 words."""
-    return _nmt("nmt_training_large", num_units=768, vocabulary=4000, num_steps=8, batch=64)
+    return _nmt("nmt_training_large", num_units=768, vocabulary=4000, num_steps=8, batch=32)
 
 
 def _nmt(name: str, **sizes: int) -> dict[str, Any]:

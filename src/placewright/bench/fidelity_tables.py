@@ -222,6 +222,7 @@ def _constants(calibration: Calibration) -> Table:
         rows.append((f"op times on {kind}, times", f"{each.op_factor:.3f}"))
         rows.append((f"an op on {kind}, more", format_time(each.op_overhead_s)))
     rows.append(("a transfer, more", format_time(constants.transfer_overhead_s)))
+    rows.append(("a weight that is fetched, more", format_time(constants.weights_overhead_s)))
     rows.append(("a transfer's bytes by bandwidth, times", f"{constants.copy_factor:.3f}"))
     rows.append(("a weight's bytes by bandwidth, times", f"{constants.weights_factor:.3f}"))
     rows.append(("latency where it counts, times", f"{constants.wake_factor:.3f}"))

@@ -48,7 +48,8 @@ class Constants(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """What is fitted; by itself, nothing beyond op times and links."""
 
     kinds: Mapping[str, KindConstants] = {}  # by kind of device
-    transfer_overhead_s: float = 0.0  # beside a link's latency, for every transfer
+    transfer_overhead_s: float = 0.0  # beside a link's latency, for every transfer,
+    weights_overhead_s: float = 0.0  # and for every weight: no other thread hands it over
     copy_factor: float = 1.0  # on a transfer's bytes by the link's bandwidth,
     weights_factor: float = 1.0  # and on those of weights: nobody's cache has just been given them
     step_overhead_s: float = 0.0  # once a step
@@ -107,7 +108,8 @@ class Replay:
         """Go from row to row; `scale` is on each device's work, [D, 3]."""
         is_weight = ~self.is_sent & (self.sender < 0)
         factor = np.where(is_weight, constants.weights_factor, constants.copy_factor)
-        overhead_s = np.where(self.copy_s > 0, constants.transfer_overhead_s, 0.0)
+        each_s = np.where(is_weight, constants.weights_overhead_s, constants.transfer_overhead_s)
+        overhead_s = np.where(self.copy_s > 0, each_s, 0.0)
         time_s: float = _go(
             np.array([kind == "cuda" for kind in self.kinds]),
             self.lane,
