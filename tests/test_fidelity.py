@@ -509,6 +509,21 @@ def test_a_book_keeps_what_ops_take(tmp_path):
         assert (found.op_ps == costs.op_ps).all()
         assert (found.scratch_bytes == (0 if seen is None else seen)).all()
         assert (found.idle_gain_ps == (0 if seen is None else seen + 1)).all()
+    np.save(tmp_path / "m.op-times.npy", np.stack([costs.op_ps] * 2))
+    with pytest.raises(InputError, match="of an earlier version"):
+        book.load_problem("m")
+
+
+def test_there_is_no_table_of_peaks_where_none_was_measured(tmp_path):
+    book = filled_book(tmp_path)
+    (tmp_path / "plans.jsonl").write_bytes(
+        b"\n".join(
+            msgspec.json.encode(msgspec.structs.replace(each, measured_bytes={}))
+            for each in book.read().values()
+        )
+    )
+    titles = [table.title for table in make_tables(read_fidelity(book))]
+    assert [title.split(",")[0] for title in titles] == ["Step times", "Calibration"]
 
 
 def filled_book(folder, num_plans=16):

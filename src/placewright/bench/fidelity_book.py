@@ -153,9 +153,13 @@ class FidelityBook:
         path = self._costs_path(model)
         try:
             every = np.load(io.BytesIO(files.read(path, "file of op times")), allow_pickle=False)
-            op_ps, scratch_bytes, idle_gain_ps = every
         except (ValueError, EOFError) as error:
             raise InputError(f"`{path}` is no file of op times: {error}.") from None
+        if len(every) != 3:
+            raise InputError(
+                f"`{path}` is of an earlier version, which timed ops otherwise. Use another folder."
+            )
+        op_ps, scratch_bytes, idle_gain_ps = every
         return Problem(graph, cluster, Costs(op_ps, scratch_bytes, idle_gain_ps))
 
     def _graph_path(self, model: str) -> Path:

@@ -112,8 +112,9 @@ def _replay(book: FidelityBook, model: str, records: tuple[Record, ...]) -> Mode
 
 
 def make_tables(found: Fidelity) -> list[Table]:
-    """Make the tables: step times, peaks, and the constants."""
-    return [_times(found), _peaks(found), _constants(found.calibration)]
+    """Make the tables: step times, peaks (shares of a GPU have none), and the constants."""
+    tables = [_times(found), _peaks(found), _constants(found.calibration)]
+    return [table for table in tables if table.rows]
 
 
 def _times(found: Fidelity) -> Table:
