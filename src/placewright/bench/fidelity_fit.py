@@ -60,11 +60,11 @@ GLOBALS = (
     Global("idle_factor", 1.0, 1.0, 5.0),
 )
 
-MODEL_PRIOR = 1.0
-"""The same for what all plans of a model are off by together."""
-
 PRIOR = 0.001
 """What a step in a constant costs, as an error: decides where a few plans do not."""
+
+MODEL_PRIOR = 1.0
+"""The same for what all plans of a model are off by together."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -124,8 +124,8 @@ def rest() -> None:
     """
     Wait until no thread of this process is at work any more.
 
-    PyTorch's helpers wait awake for the next op, for some milliseconds (8 to 20 on what was seen),
-    on the cores that the next candidate is about to use.
+    PyTorch's helpers wait awake for the next op, for some milliseconds (8 on an AMD EPYC), on the
+    cores that the next candidate is about to use.
     """
     until_s = time.monotonic() + MAX_REST_S
     while time.monotonic() < until_s:
