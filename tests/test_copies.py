@@ -1,5 +1,7 @@
 """Tensors' ways from and to GPUs, with streams and events that are made up."""
 
+from contextlib import nullcontext
+
 import pytest
 
 pytest.importorskip("torch")
@@ -29,7 +31,8 @@ def streams(monkeypatch):
     real = _copies.blank
     monkeypatch.setattr(_copies, "blank", lambda tensor, pin_memory: real(tensor))
     found = type("Streams", (), {})()
-    found.compute, found.leave, found.arrive = Made(), Made(), Made()
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    found.compute, found.leave, found.lend, found.arrive = Made(), Made(), Made(), Made()
     return found
 
 
@@ -70,3 +73,14 @@ def test_strides_stay(streams):
     made, _ = GpuWay(streams, set()).leave(SMALL.t())
     assert made.stride() == SMALL.t().stride()
     assert (made == SMALL.t()).all()
+
+
+def test_a_parameter_waits_for_nothing_that_is_computed(streams):
+    way = GpuWay(streams, set())
+    assert (way.fetch(LARGE) == LARGE).all()
+    assert way.fetch(LARGE) is not way.fetch(LARGE)
+    assert set(way.done.asked) == {("record", streams.lend)}
+    assert not streams.compute.asked
+    assert not streams.lend.asked
+    small = GpuWay(streams, set())
+    assert small.fetch(SMALL) is small.fetch(SMALL)

@@ -637,11 +637,22 @@ def test_a_cores_best_pace_is_kept():
         assert add_times(msgspec.structs.replace(blank, pace_s=pace_s)).pace_s == best_s
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
-def test_what_an_op_holds_on_a_gpu_while_it_runs_is_noted():
-    with OpBench(find_devices(("cuda:0",)), QUICK) as bench:
-        given = torch.ones(2**20, device="cuda:0")
+@pytest.mark.parametrize(
+    "name",
+    [
+        "cpu:0",
+        pytest.param(
+            "cuda:0",
+            marks=[
+                pytest.mark.gpu,
+                pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU"),
+            ],
+        ),
+    ],
+)
+def test_what_an_op_holds_while_it_runs_is_noted(name):
+    with OpBench(find_devices((name,)), QUICK) as bench:
+        given = torch.ones(2**20, device="cuda:0" if name == "cuda:0" else "cpu")
         solo = SimpleNamespace(call=lambda x: (x.exp()[:1].clone(),), num_calls=1)
         assert bench._scratch_bytes(solo, (given,)) == 4 * MIB
         solo.num_calls = 2

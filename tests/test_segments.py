@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import gc
+import re
 import shutil
 import threading
 import weakref
@@ -303,6 +304,47 @@ def test_a_lane_is_recorded_that_works_for_one_gpu_or_share(names, expected, box
         whole_step(step),
     )
     assert sorted(made.recorded) == expected
+
+
+def handed_over(source):
+    """What a lane's function leaves for others (True) and waits for (False), by number."""
+    calls = re.findall(r"\b(send|signal|lend|receive|wait|hold)\((\d+)", source)
+    return [(call in ("send", "signal", "lend"), int(number)) for call, number in calls]
+
+
+@pytest.mark.parametrize("name", ["tiny-gpt2", "tiny-resnet"])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_gpu_lends_its_parameters_between_segments(name, seed, box):  # noqa: F811
+    module, inputs, given = step_of(name)
+    step = pw.capture(module, inputs, **given)
+    problem = pw.Problem(step.graph, box)
+    timeline = pw.simulate(problem, random_placement(problem, seed))
+    devices = [RealDevice(name, name.split(":")[0], ()) for name in ("cuda:0", "cpu:0")]
+    placement = timeline.candidate.placement.tolist()
+    made = program.compile_program(
+        step, placement, sequence_of(timeline), devices, whole_step(step)
+    )
+    [sources] = made.sources
+    fetched = {
+        (tensor, target)
+        for tensor, target in zip(timeline.transfers.tensor, timeline.transfers.target, strict=True)
+        if step.graph.tensor_is_resident[tensor] and target == 1 and step.graph.tensor_bytes[tensor]
+    }
+    lent = re.findall(r"^( *)lend\((\d+)", sources[0], re.MULTILINE)
+    assert len(lent) == len(fetched) > 0
+    assert {len(indent) for indent, _ in lent} == {4}  # not inside what is recorded
+    assert "fetch(" in sources[0]
+    assert "fetch(" not in sources[1]
+    # Whoever may go on does, until all lanes are at their ends.
+    left = {lane: handed_over(source) for lane, source in sources.items()}
+    there: set[int] = set()
+    while any(left.values()):
+        before = sum(map(len, left.values()))
+        for calls in left.values():
+            while calls and (calls[0][0] or calls[0][1] in there):
+                is_left, number = calls.pop(0)
+                there |= {number} if is_left else set()
+        assert sum(map(len, left.values())) < before, "lanes wait for each other"
 
 
 @pytest.mark.slow

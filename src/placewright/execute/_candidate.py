@@ -12,7 +12,7 @@ import contextlib
 import resource
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,20 +69,24 @@ def obey(wire: Wire, model: Model) -> None:
 
 def _obey(wire: Wire, model: Model) -> None:
     job = wire.receive(Job)
-    with _within_memory(job):
+    homes = _fed_devices(model, job)
+    sizes = [tensor.untyped_storage().nbytes() for tensor in model.fed]
+    with _within_memory(job, [*zip(homes, sizes, strict=True)]):
         step = _place(model, job)
         flush_denormals(step)
+        # A plan has inputs on devices, too: how they get there is not a part of the step.
+        where = {device.name: device.torch_device for device in step.runner.devices}
+        fed = [tensor.to(where[home]) for tensor, home in zip(model.fed, homes, strict=True)]
         wire.send(Ready())
         while True:
             asked = wire.receive(Run | Weigh)  # type: ignore[arg-type]
             if isinstance(asked, Run):
-                times_s = _run(step, model.fed, asked)
+                times_s = _run(step, fed, asked)
                 if any(len(device.cores) > 1 for device in step.runner.devices):
                     rest()
                 wire.send(Times(times_s))
             else:
-                peaks = measure_peaks(step, model.fed, _fed_devices(model, job))
-                wire.send(Peaks(peaks))
+                wire.send(Peaks(measure_peaks(step, fed, homes)))
 
 
 def _give_up(wire: Wire, failed: Failed) -> None:
@@ -148,15 +152,20 @@ def _fed_devices(model: Model, job: Job) -> list[str]:
 
 
 @contextlib.contextmanager
-def _within_memory(job: Job) -> Iterator[None]:
+def _within_memory(job: Job, fed: Iterable[tuple[str, int]]) -> Iterator[None]:
     """
     Cap this process: on CPUs at what it has now and what their devices have together.
 
-    What each of several CPU devices holds the system cannot limit: that is measured.
+    What each of several CPU devices holds the system cannot limit: that is measured. `fed` is where
+    inputs are and how large they are: a GPU has them once more than the plan says, since steps that
+    are replayed copy them.
     """
     caps: Counter[torch.device] = Counter()  # shares of a GPU have theirs together
     for name, size in job.gpu_bytes.items():
         caps[torch_device_of(name)] += size
+    for name, size in fed:
+        if name in job.gpu_bytes:
+            caps[torch_device_of(name)] += size
     for gpu, size in caps.items():
         total = torch.cuda.get_device_properties(gpu).total_memory
         torch.cuda.set_per_process_memory_fraction(min(size / total, 1.0), gpu)

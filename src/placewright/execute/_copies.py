@@ -2,10 +2,11 @@
 Copies to and from GPUs, beside what these compute.
 
 This module owns a GPU's streams, and the events that keep copies and computing in order. A tensor
-leaves for pinned memory on a stream of its own. One that is fetched ahead arrives on another; one
-that is needed at once is copied by the stream that computes, which would have to wait for it. A
-small one that leaves is copied by that stream, too: the events between two of them would take
-longer. It has the same pinned memory in every step, where no two steps are under way at once.
+leaves for pinned memory on a stream of its own; a parameter on another, since it need not wait for
+what is computed. One that is fetched ahead arrives on a third; one that is needed at once is copied
+by the stream that computes, which would have to wait for it. A small one that leaves is copied by
+that stream, too: the events between two of them would take longer. It has the same pinned memory in
+every step, where no two steps are under way at once.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ SMALL_BYTES = 256 * 1024
 
 
 class Streams:
-    """A GPU's streams: one to compute on, one for copies from it, one for copies to it."""
+    """A GPU's streams: one to compute on, two for copies from it, one for copies to it."""
 
     def __init__(self, real: RealDevice) -> None:
         make: Any = torch.cuda.Stream  # without types
@@ -32,6 +33,7 @@ class Streams:
             make(device) if real.share is None else stream_of(real.share)
         )
         self.leave: torch.cuda.Stream = make(device)
+        self.lend: torch.cuda.Stream = make(device)
         self.arrive: torch.cuda.Stream = make(device)
 
 
@@ -83,11 +85,11 @@ class GpuWay:
         self._copy_beside(made, tensor, self._streams.arrive)
 
     def fetch(self, tensor: Tensor) -> Tensor:
-        """Begin to copy what nobody is computing from the GPU, in the thread of another device."""
-        made = blank(tensor, pin_memory=True)
-        with torch.cuda.stream(self._streams.leave):
+        """Begin to copy what nobody is computing from the GPU, in whichever thread asks for it."""
+        made = self._find_room(tensor)
+        with torch.cuda.stream(self._streams.lend):
             made.copy_(tensor, non_blocking=True)
-        self.done.record(self._streams.leave)
+        self.done.record(self._streams.lend)
         return made
 
     def _copy_beside(self, made: Tensor, tensor: Tensor, stream: torch.cuda.Stream) -> None:

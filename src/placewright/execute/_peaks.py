@@ -2,7 +2,8 @@
 How much memory each device holds at most in a step, measured.
 
 A GPU's allocator counts for itself; what a library keeps there from its first call on, whatever the
-plan, is not the step's (`probe` leaves room for it). What a share of a GPU holds is not known.
+plan, is not the step's (`probe` leaves room for it). Nor is an input that a step which is replayed
+has copied to where it reads it. What a share of a GPU holds is not known.
 
 CPU devices share one process: one more step runs under PyTorch's profiler, which tells every
 allocation with its address and thread. What a lane allocates is its device's until it is released,
@@ -46,15 +47,16 @@ def measure_peaks(
     fed
         Its inputs.
     fed_devices
-        The device that each input is on.
+        The device that each input is on, and that the step has it on.
     """
     devices = step.runner.devices
     homes = step.runner.program.residents.values()
     held: Counter[str] = Counter({device.name: 0 for device in devices})
     for tensor, d in zip(step.runner.residents, homes, strict=True):
         held[devices[d].name] += tensor.untyped_storage().nbytes()
+    fed_bytes: Counter[str] = Counter()
     for tensor, name in zip(fed, fed_devices, strict=True):
-        held[name] += tensor.untyped_storage().nbytes()
+        fed_bytes[name] += tensor.untyped_storage().nbytes()
     peaks = _allocated_peaks(step, fed)
     step.close()
     kept = _library_bytes([d.torch_device for d in devices if d.kind == "cuda"])
@@ -64,9 +66,11 @@ def measure_peaks(
             found[device.name] = None  # its GPU counts for all of its shares together
         elif device.kind == "cuda":
             most = torch.cuda.max_memory_allocated(device.torch_device)
-            found[device.name] = int(most) - kept[device.torch_device]
+            beside = fed_bytes[device.name] if step.runner.keeps_rooms(k) else 0
+            found[device.name] = int(most) - kept[device.torch_device] - beside
         else:
-            found[device.name] = None if peaks is None else held[device.name] + peaks[k]
+            there = held[device.name] + fed_bytes[device.name]
+            found[device.name] = None if peaks is None else there + peaks[k]
     return found
 
 

@@ -21,8 +21,8 @@ This module owns how an op is timed, so that its time is what it takes inside a 
   difference is about the same for every op and is kept once for the device (`issue_s`).
 * On a GPU, events time a batch of calls that was recorded and is replayed (a CUDA graph), as the
   executor does it, so that it never waits for the host. Where that cannot be, they are queued
-  behind a pause. `issue_s` is what the host takes to issue a call. Memory that the op takes while
-  it runs, as convolutions do, is noted.
+  behind a pause. `issue_s` is what the host takes to issue a call.
+* Memory that the op takes while it runs, as convolutions do, is noted.
 """
 
 from __future__ import annotations
@@ -207,13 +207,15 @@ class OpBench:
 
     def _scratch_bytes(self, solo: Solo, arguments: tuple[Any, ...]) -> int:
         """
-        Give what an op that has run before holds on a GPU beside what it is given and makes.
+        Give what an op that has run before holds beside what it is given and makes.
 
         Of several calls, what one makes for the next has its room: what they are given is let go
         of in turn.
         """
-        if self._device.kind != "cuda" or solo.num_calls > 1:
+        if solo.num_calls > 1:
             return 0
+        if self._device.kind == "cpu":
+            return _scratch_on_cpu(functools.partial(solo.call, *arguments))
         gpu = self._device.torch_device
         torch.cuda.reset_peak_memory_stats(gpu)
         made = solo.call(*arguments)  # kept: its memory is the step's
@@ -253,6 +255,25 @@ def _pace_s() -> float:
             torch.mm(matrix, matrix)
             times.append(time.thread_time() - begin)
     return max(min(times), 1e-9)
+
+
+def _scratch_on_cpu(call: Callable[[], Any]) -> int:
+    """Give the most that a call holds beside what is left of it; 0 if this PyTorch cannot tell."""
+    profiler: Any = torch.autograd  # of PyTorch's two, the one that says nothing on standard error
+    if not hasattr(profiler, "_enable_profiler_legacy"):
+        return 0
+    others = torch._C._profiler._ExperimentalConfig()
+    state = profiler.ProfilerState.CPU
+    tells = profiler.ProfilerConfig(state, False, True, False, False, False, others)
+    profiler._enable_profiler_legacy(tells)  # every allocation
+    try:
+        made = call()  # kept: its memory is the step's
+    finally:
+        events = profiler._disable_profiler_legacy()
+    del made
+    sizes = [e.cpu_memory_usage() for of in events for e in of if e.kind() == "memory_alloc"]
+    held = [*itertools.accumulate(sizes, initial=0)]
+    return int(max(held) - held[-1])
 
 
 class _Turn:

@@ -188,7 +188,7 @@ class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     time_s: _Seconds  # the median of the samples
     spread_s: _Seconds  # the median of their distances from it
     num_samples: int
-    scratch_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0  # held meanwhile on a GPU, see `Costs`
+    scratch_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0  # held meanwhile, see `Costs`
     idle_gain_s: _Seconds = 0.0  # less, while other cores idle, see `Costs`
 
 

@@ -12,7 +12,8 @@ Rules:
 * A view is made by whoever reads through it, from the memory that it looks at, on the reader's own
   device; so what an in-place op has made of that memory is seen through it.
 * A tensor that another device reads is handed over when it is made, and received at its first use
-  there; what is resident (a parameter) is fetched by a GPU where the sequence says so.
+  there. What is resident (a parameter) a GPU fetches where the sequence says so; and what is
+  resident on a GPU its lane lends to a CPU there, but not in the middle of a segment.
 * What an op makes out of nothing (``zeros``) it makes on its own device.
 * An op that draws random numbers has a generator seeded by the step and the op, so that what it
   draws does not depend on the placement; but for those that cannot be given one (``rand``).
@@ -127,6 +128,8 @@ def compile_program(
                 made.prefetch(*started)
             elif started in ops and capture.op_nodes[started]:
                 made.run(started)
+        for lane in [*made.lent]:
+            made.lend(lane)
         made.hold()
         made.give()
     return made.finish(graphs, compiles)
@@ -178,6 +181,7 @@ class _Compiler:
         self.boxes: dict[tuple[int, int], int] = {}
         self.waiting: dict[tuple[int, int], str | None] = {}  # sent, by device and tensor
         self.coming: set[tuple[int, int]] = set()  # fetched, but not yet waited for
+        self.lent: dict[int, list[tuple[int, int, str]]] = defaultdict(list)  # by lane
         self.objects: dict[Any, str] = {}
         self.numbers: dict[str, int] = {}  # of residents, in their order
         self.views: list[str] = []
@@ -204,8 +208,10 @@ class _Compiler:
         kept = tuple(name for name in reads if name[0] == "r")
         stay = tuple(name for name in reads if name[0] != "r")
         text = text if makes is None else f"{makes} = {text}"
-        lane = self.lines[self.part][self.lane_of[device]]
         where = device if is_computed else None
+        if where is None:  # a segment ends here
+            self.lend(self.lane_of[device])
+        lane = self.lines[self.part][self.lane_of[device]]
         lane.append(Line(text, kept, makes, where, stay, is_view, is_opaque))
 
     def compute(
@@ -498,13 +504,27 @@ class _Compiler:
         return [*_chain(self.values[label])][-1].node.name
 
     def prefetch(self, tensor: int, device: int) -> None:
-        """Begin to fetch what is resident elsewhere, for a GPU that will read it in this part."""
-        if self.devices[device].kind != "cuda" or not self.is_resident(tensor):
+        """Begin to copy what is resident elsewhere, to or from a GPU, and read in this part."""
+        maker = int(self.capture.graph.tensor_op[tensor])
+        source = self.placement[maker]
+        kinds = self.devices[source].kind, self.devices[device].kind
+        if "cuda" not in kinds or not self.is_resident(tensor) or self.capture.op_nodes[maker]:
             return
         readers = {op for op in self.readers[tensor] if self.placement[op] == device}
-        made = self.capture.op_nodes[int(self.capture.graph.tensor_op[tensor])]
-        if readers & self.parts.ops[self.part] and not made:
+        key = device, tensor
+        if not readers & self.parts.ops[self.part] or key in self.held:
+            return
+        if kinds[1] == "cuda":
             self.receive(device, tensor)
+        else:
+            self.waiting[key] = None
+            name = self.sent(source, tensor)
+            self.lent[self.lane_of[source]].append((source, self.box(tensor, device), name))
+
+    def lend(self, lane: int) -> None:
+        """Write what a GPU's lane has yet to lend to CPUs; it may be about to wait for them."""
+        for source, box, name in self.lent.pop(lane, ()):
+            self.emit(source, f"lend({box}, {name})", [name])
 
     # The end.
 

@@ -12,7 +12,7 @@ This module owns what the executor does and the simulator does not:
   it was issued. What arrives for its next op is copied before that, what leaves is copied beside
   computing.
 * A CPU device takes as long for every tensor that it exchanges with a GPU, and puts what it sends
-  into pinned memory. It computes nothing meanwhile. A parameter that is on a GPU it copies itself.
+  into pinned memory. It computes nothing meanwhile. Parameters go ahead, both ways.
 * Cores that idle leave memory and caches to the others.
 
 Letters: ``D`` devices, ``R`` rows.
@@ -33,7 +33,7 @@ from placewright.execute._lanes import lane_numbers
 from placewright.graph import BoolArray, FloatArray, IdArray
 from placewright.timeline import Timeline
 
-RULES = 3
+RULES = 4
 """The version of what follows; constants that were fitted to another one mean something else."""
 
 
@@ -185,8 +185,10 @@ def _go(
         ready = 0.0 if sender[r] < 0 else there[sender[r]]
         if not is_gpu[o]:
             end = (ready + latency[r] if ready > now else now) + copy[r]
-        elif sender[r] < 0:
-            end = now + hand_over[r] + latency[r] + copy[r]
+        elif sender[r] < 0:  # lent ahead
+            issued[lane[o]] += hand_over[r]
+            free[o, d] += latency[r] + copy[r]
+            end = max(now, free[o, d]) + hand_over[r]
         else:
             end = max(now, ready) + hand_over[r]
         waited[d] += end - now

@@ -3,7 +3,9 @@ Running compiled steps: lanes at work, tensors from one to the other, and what h
 
 This module owns how a tensor gets from device to device. Between CPU devices the receiver copies
 what the sender made. From a GPU it is copied to pinned memory on a stream of its own, from a CPU
-through pinned memory to the GPU; computing goes on meanwhile, and events keep the order.
+through pinned memory to the GPU; computing goes on meanwhile, and events keep the order. Copies
+from a GPU are begun by the thread that works for it: to call CUDA takes a thread several times as
+long if it has just computed something large itself.
 
 A step that fails, or is interrupted, in one lane is stopped in all.
 """
@@ -101,7 +103,7 @@ class Runner:
 
     def _compile(self, lane: int, source: str) -> Any:
         names = self.program.names | {"P": self.residents, "compiled": _compiled}
-        calls = "feed send receive hold accept fetch arrive signal wait give generator".split()
+        calls = "feed send receive hold accept fetch lend arrive signal wait give generator".split()
         names |= {name: getattr(self, f"_{name}") for name in calls}
         if lane in self.segments:
             mine = self.segments[lane]
@@ -170,7 +172,7 @@ class Runner:
         for k, streams in self.streams.items():
             now = torch.cuda.current_stream(self.devices[k].torch_device)
             streams.compute.wait_stream(now)
-            streams.leave.wait_stream(now)  # parameters leave for CPUs at any time
+            streams.lend.wait_stream(now)
 
     def make_kept(self) -> list[Any]:
         """Make room for what the first part leaves to the next."""
@@ -223,6 +225,10 @@ class Runner:
         self.is_stopping = True
         for box in self.boxes:
             box.open()
+
+    def keeps_rooms(self, device: int) -> bool:
+        """Tell whether what is fed and what arrives has a fixed place on a device by now."""
+        return self._fixed(device) is not None
 
     def close(self) -> None:
         """End the lanes' threads; done in any case when nobody needs the runner any more."""
@@ -316,9 +322,7 @@ class Runner:
         return made.copy_(content, non_blocking=True)
 
     def _fetch(self, number: int, tensor: Tensor) -> Tensor:
-        channel, source, target = self.kinds[number]
-        if source == "cuda" and target == "cpu":
-            return self._accept(number, self.ways[number].fetch(tensor))
+        channel, _, target = self.kinds[number]
         made = self._room(channel.target, ("box", number), tensor)
         if target == "cpu":
             return made.copy_(tensor)
@@ -329,6 +333,10 @@ class Runner:
             way = self.arrivals[number]
         way.arrive(made, tensor)
         return made
+
+    def _lend(self, number: int, tensor: Tensor) -> None:
+        """Begin to copy a GPU's parameter for a CPU device, which waits for it when it reads it."""
+        self._put(number, self.ways[number].fetch(tensor))
 
     def _arrive(self, number: int) -> None:
         """Let a GPU wait for what it has begun to fetch."""
