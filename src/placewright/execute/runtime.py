@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from placewright.execute._boxes import Box
-from placewright.execute._copies import GpuWay, Streams, blank
+from placewright.execute._copies import GpuWay, PinnedRooms, Streams, blank
 from placewright.execute.devices import Lane, RealDevice
 from placewright.execute.graphs import CudaRecorder, Segments
 from placewright.execute.program import Channel, Program, lanes_of
@@ -76,7 +76,7 @@ class Runner:
             and self.lane_of[channel.source] != self.lane_of[channel.target]
         }
         # What the first of two parts has sent may be needed after it has run again.
-        self.pinned: set[int] | None = set() if len(program.sources) == 1 else None
+        self.pinned = PinnedRooms() if len(program.sources) == 1 else None
         self.kinds = [
             (channel, devices[channel.source].kind, devices[channel.target].kind)
             for channel in program.channels
@@ -260,10 +260,8 @@ class Runner:
 
     def _give(self, device: int, tensor: Tensor) -> Tensor:
         """Give a tensor to the caller: one that the next step does not write to."""
-        is_kept = self._fixed(device) is not None
-        if self.pinned:
-            is_kept |= tensor.untyped_storage().data_ptr() in self.pinned
-        return tensor.clone() if is_kept else tensor
+        is_kept = self.pinned is not None and self.pinned.has(tensor)
+        return tensor.clone() if is_kept or self._fixed(device) is not None else tensor
 
     def _fixed(self, device: int) -> Segments | None:
         """Find the segments of a device's lane, if tensors have fixed places there by now."""
