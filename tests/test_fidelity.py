@@ -236,6 +236,15 @@ def test_ops_are_quicker_while_other_cores_idle():
     assert predict(gpus, Candidate([0, 0, 0, 0]), found) == pytest.approx(42 * PS)
 
 
+def test_a_processor_beside_a_gpu_is_quicker_if_nothing_is_on_that():
+    problem, gains = diamond_on_cores(), np.array([[1, 0], [2, 0], [0, 0], [3, 0]])
+    mixed = Problem(problem.graph, make_cluster(("cpu", "cuda")), problem.costs)
+    gaining = replace(mixed, costs=replace(problem.costs, idle_gain_ps=gains))
+    for placement, gain in (([0, 0, 0, 0], 6), ([0, 0, 1, 0], 0), ([1, 1, 1, 0], 0)):
+        before, after = (predict(p, Candidate(placement), made_up()) for p in (mixed, gaining))
+        assert before - after == pytest.approx(gain * PS)
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_a_replay_lasts_no_less_than_its_busiest_device(seed):
     problem = real_problem(seed=seed)

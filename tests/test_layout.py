@@ -184,8 +184,8 @@ MAY_IMPORT = {
         "frontends._recorder", "frontends._work", "frontends.torch",
     },
     "execute.op_bench": {
-        "errors", "execute._probe_memory", "execute.devices", "execute.graphs", "execute.issuing",
-        "execute.op_times", "execute.solo", "units",
+        "errors", "execute._cores", "execute._probe_memory", "execute.devices", "execute.graphs",
+        "execute.issuing", "execute.op_times", "execute.solo", "units",
     },
     "execute.profiling": {
         "cluster", "costs", "errors", "execute._probe_memory", "execute.devices",

@@ -631,6 +631,21 @@ def test_what_an_op_gains_while_other_cores_idle_is_noted(monkeypatch):
         assert (timing.time_s, timing.idle_gain_s) == expected
 
 
+@needs_two_cores
+def test_what_an_op_gains_with_the_core_that_works_for_a_gpu_is_noted(monkeypatch):
+    [processor] = find_devices(("cpu",))
+    processor = replace(processor, cores=processor.cores[:2])
+    solos = Solos(load_capture("tiny-gpt2"))
+    op = next(iter(solos.distinct().values()))
+    for more, expected in ((processor.cores[:1], (3.0, 1.0)), ((), (3.0, 0.0))):
+        monkeypatch.setattr(op_bench, "own_cores", lambda more=more: (*processor.cores, *more))
+        with OpBench([processor], QUICK) as bench:
+            bench._sample = lambda *_: 5.0 - torch.get_num_threads()
+            timing = bench.time_op(solos, op)
+            assert bench._lane.submit(torch.get_num_threads).result() == 2
+        assert (timing.time_s, timing.idle_gain_s) == expected
+
+
 def test_a_cores_best_pace_is_kept():
     blank = make_times("d", {})
     for pace_s, best_s in ((None, None), (2.0, 2.0), (None, 2.0), (3.0, 2.0), (1.0, 1.0)):

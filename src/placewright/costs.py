@@ -100,7 +100,8 @@ class Costs:
     reads and makes. How well a step that is run follows the simulator is judged with it
     (`replayed_peaks`); the simulator itself knows only what the graph tells of an op.
     `idle_gain_ps` is by how much an op is faster on a core while the others idle, which leave it
-    caches and memory: a replay (`placewright.execute.replay`) takes it off, the simulator does not.
+    caches and memory, or on a processor if nothing is on the GPUs beside it, so that it has all
+    cores: a replay (`placewright.execute.replay`) takes it off, the simulator does not.
 
     Raises
     ------

@@ -12,7 +12,7 @@ import contextlib
 import resource
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,11 +69,10 @@ def obey(wire: Wire, model: Model) -> None:
 
 def _obey(wire: Wire, model: Model) -> None:
     job = wire.receive(Job)
-    homes = _fed_devices(model, job)
-    sizes = [tensor.untyped_storage().nbytes() for tensor in model.fed]
-    with _within_memory(job, [*zip(homes, sizes, strict=True)]):
+    with _within_memory(job, sum(tensor.untyped_storage().nbytes() for tensor in model.fed)):
         step = _place(model, job)
         flush_denormals(step)
+        homes = _fed_devices(model, job)
         # A plan has inputs on devices, too: how they get there is not a part of the step.
         where = {device.name: device.torch_device for device in step.runner.devices}
         fed = [tensor.to(where[home]) for tensor, home in zip(model.fed, homes, strict=True)]
@@ -152,23 +151,19 @@ def _fed_devices(model: Model, job: Job) -> list[str]:
 
 
 @contextlib.contextmanager
-def _within_memory(job: Job, fed: Iterable[tuple[str, int]]) -> Iterator[None]:
+def _within_memory(job: Job, fed_bytes: int) -> Iterator[None]:
     """
     Cap this process: on CPUs at what it has now and what their devices have together.
 
-    What each of several CPU devices holds the system cannot limit: that is measured. `fed` is where
-    inputs are and how large they are: a GPU has them once more than the plan says, since steps that
-    are replayed copy them.
+    What each of several CPU devices holds the system cannot limit: that is measured. A GPU may have
+    inputs once more than the plan says, since steps that are replayed copy them.
     """
     caps: Counter[torch.device] = Counter()  # shares of a GPU have theirs together
     for name, size in job.gpu_bytes.items():
         caps[torch_device_of(name)] += size
-    for name, size in fed:
-        if name in job.gpu_bytes:
-            caps[torch_device_of(name)] += size
     for gpu, size in caps.items():
         total = torch.cuda.get_device_properties(gpu).total_memory
-        torch.cuda.set_per_process_memory_fraction(min(size / total, 1.0), gpu)
+        torch.cuda.set_per_process_memory_fraction(min((size + fed_bytes) / total, 1.0), gpu)
     now = _data_bytes()
     if now is None:
         yield

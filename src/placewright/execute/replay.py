@@ -13,7 +13,8 @@ This module owns what the executor does and the simulator does not:
   computing.
 * A CPU device takes as long for every tensor that it exchanges with a GPU, and puts what it sends
   into pinned memory. It computes nothing meanwhile. Parameters go ahead, both ways.
-* Cores that idle leave memory and caches to the others.
+* Cores that idle leave memory and caches to the others. Where nothing at all is on a GPU, the
+  processor has the core that would have worked for it.
 
 Letters: ``D`` devices, ``R`` rows.
 """
@@ -95,14 +96,23 @@ class Replay:
         time_s = self._run(constants, scale)
         is_cpu = np.array([kind == "cpu" for kind in self.kinds])
         if constants.idle_factor * self.total_work[:, 2].sum() > 0 and time_s > 0:
-            # Op times are those with all cores at work. Where the others are known to idle for a
-            # part of the step, an op gains, on average, that part of what it can.
-            work_s = (self.total_work * scale).sum(axis=1)
-            others_s = (work_s[is_cpu].sum() - work_s) / max(is_cpu.sum() - 1, 1)
-            idle = np.where(is_cpu, 1 - np.minimum(others_s / time_s, 1.0), 0.0)
-            scale[:, 2] = -constants.idle_factor * idle
+            scale[:, 2] = -constants.idle_factor * self._idle(is_cpu, scale, time_s)
             time_s = self._run(constants, scale)
         return time_s + constants.step_overhead_s
+
+    def _idle(self, is_cpu: BoolArray, scale: FloatArray, time_s: float) -> FloatArray:  # [D]
+        """
+        Tell how much of what they can gain while others idle a device's ops do gain.
+
+        Op times are those with all cores at work. Where other cores are known to idle for a part of
+        the step, an op gains, on average, that part. A processor beside GPUs gains all or nothing.
+        """
+        if is_cpu.sum() == 1:
+            is_alone = not len(self.device) and not self.total_work[~is_cpu].any()
+            return np.where(is_cpu, float(is_alone), 0.0)
+        work_s = (self.total_work * scale).sum(axis=1)
+        others_s = (work_s[is_cpu].sum() - work_s) / max(is_cpu.sum() - 1, 1)
+        return np.where(is_cpu, 1 - np.minimum(others_s / time_s, 1.0), 0.0)
 
     def _run(self, constants: Constants, scale: FloatArray) -> float:
         """Go from row to row; `scale` is on each device's work, [D, 3]."""
