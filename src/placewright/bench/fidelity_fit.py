@@ -26,6 +26,9 @@ from placewright.execute.replay import Constants, KindConstants, Replay
 FloatArray = NDArray[np.float64]
 
 NUM_FOLDS = 5
+NUM_DRAWS = 200
+"""Of noise, to tell what it does to an order."""
+
 SOFT = 0.1
 """Errors beyond this count less and less than their squares."""
 
@@ -217,6 +220,26 @@ def _correlation(name: str, x: FloatArray, y: FloatArray) -> float | None:
     if len(x) < 3 or np.ptp(x) == 0 or np.ptp(y) == 0:
         return None
     return float(getattr(stats, name)(x, y).statistic)
+
+
+def reachable_spearman(measured_s: Sequence[float], noise_sd: float, seed: int = 0) -> float | None:
+    """
+    Give the Spearman that a prediction without error would have, on average over noise.
+
+    Parameters
+    ----------
+    measured_s
+        Step times, taken for the true ones.
+    noise_sd
+        By how much a time varies when it is measured again, in logarithms.
+    seed
+        Of the noise.
+    """
+    random, measured = np.random.default_rng(seed), np.asarray(measured_s, float)
+    noisy = measured * np.exp(random.normal(0.0, noise_sd, (NUM_DRAWS, len(measured))))
+    found = [_correlation("spearmanr", measured, times) for times in noisy]
+    known = [each for each in found if each is not None]
+    return float(np.mean(known)) if known else None
 
 
 def peak_error(simulated: Mapping[str, int], measured: Mapping[str, int | None]) -> float | None:

@@ -22,6 +22,7 @@ from placewright.bench.fidelity_fit import (
     calibrate,
     covered,
     peak_error,
+    reachable_spearman,
 )
 from placewright.bench.fidelity_plans import NEAR
 from placewright.bench.tables import Table
@@ -183,8 +184,27 @@ def _provenance(found: Fidelity) -> list[str]:
             "One plan of each model was measured again and again beside the others: its time"
             f" varied by {np.median(drifts):.1%} (median model) to {max(drifts):.1%} (worst)."
         )
+        notes += _reachable(found)
     notes += [f"Failed: {r.model}, {r.plan}: {r.reason}" for r in found.failed]
     return notes
+
+
+def _reachable(found: Fidelity) -> list[str]:
+    """Say how well an order can be predicted of times that vary so much."""
+    words = []
+    for result in found.results:
+        times = {r.reference_s for r in result.records if r.reference_s is not None}
+        measured = [sample.measured_s for _, sample in result.part("test")]
+        if len(times) > 2:
+            noise_sd = float(np.std(np.log([*times]), ddof=1))
+            reached = reachable_spearman(measured, noise_sd)
+            words += [] if reached is None else [f"{reached:.3f} on {result.model}"]
+    if not words:
+        return []
+    return [
+        "Were predictions without error, and all plans' times to vary like that one's, Spearman"
+        f" would be {', '.join(words)}."
+    ]
 
 
 def _peaks(found: Fidelity) -> Table:
