@@ -20,6 +20,7 @@ from placewright.bench.fidelity_fit import (
     covered,
     fit_constants,
     peak_error,
+    reachable_spearman,
 )
 from placewright.bench.fidelity_plans import _choose, draw_plans
 from placewright.bench.fidelity_tables import make_panels, make_tables, read_fidelity
@@ -261,6 +262,15 @@ def test_on_one_device_replayed_peaks_are_the_simulated_ones(model):
     for d in range(2):
         timeline = simulate(problem, np.full(problem.num_ops, d))
         assert replayed_peaks(timeline).tolist() == timeline.peak_bytes.tolist()
+
+
+def test_noise_limits_how_well_an_order_can_be_predicted():
+    times_s = np.linspace(1.0, 1.2, 20)
+    reached = [reachable_spearman(times_s, noise_sd) for noise_sd in (0.0, 0.01, 0.1)]
+    assert reached[0] == 1.0
+    assert 0.95 < reached[1] < 1.0
+    assert reached[2] < 0.7
+    assert reachable_spearman([1.0, 2.0], 0.1) is None
 
 
 def test_a_gpu_has_what_it_receives_from_its_first_reader_on():

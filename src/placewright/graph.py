@@ -176,6 +176,15 @@ class Graph:
         return _begins(self.use_tensor, self.num_tensors)
 
     @cached_property
+    def tensor_root(self) -> IdArray:  # [T]
+        """Follow every alias to the tensor whose memory it is; others are their own."""
+        own = np.arange(self.num_tensors, dtype=np.int32)
+        root = np.where(self.tensor_base >= 0, self.tensor_base, own)
+        while (root[root] != root).any():
+            root = root[root]
+        return root
+
+    @cached_property
     def input_order(self) -> IntArray:  # [U]
         """Sort the uses by (op, tensor)."""
         return np.lexsort((self.use_tensor, self.use_op))

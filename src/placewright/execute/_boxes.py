@@ -2,9 +2,8 @@
 Handing things over from thread to thread.
 
 This module owns how a thread waits for another's: it looks for a while, without Python's lock, then
-sleeps. Waking up takes tens of microseconds, more than most ops of a model on a GPU, and hundreds
-where the core of a virtual machine has gone to sleep as well; and a thread that waits has a core of
-its own, on which nothing else of the step runs.
+sleeps. Waking up takes tens of microseconds, more than most ops of a model on a GPU; and a thread
+that waits has a core of its own, on which nothing else of the step runs.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ def use_distances(graph: Graph) -> IdArray:  # [U]
     parameter's first reader comes after its last one in the step before, so that all of a small
     model stays near.
     """
-    root = _roots(graph)
+    root = graph.tensor_root
     count = graph.num_ops
     moved = np.concatenate([[0.0], np.cumsum(graph.op_bytes)])  # before each op
     is_resident = graph.tensor_is_resident
@@ -124,14 +124,6 @@ def use_distances(graph: Graph) -> IdArray:  # [U]
     key = root[graph.use_tensor].astype(np.int64) * count + graph.use_op
     bytes_since = since[np.searchsorted(touches, key)]
     return np.searchsorted([*DISTANCES.values()][1:], bytes_since, "right").astype(np.int32)
-
-
-def _roots(graph: Graph) -> IdArray:  # [T]
-    """Follow every alias to the tensor whose memory it is."""
-    root = np.arange(graph.num_tensors, dtype=np.int32)
-    for tensor in np.flatnonzero(graph.tensor_base >= 0):  # a base comes before its aliases
-        root[tensor] = root[graph.tensor_base[tensor]]
-    return root
 
 
 # --- Which devices are equal. ---

@@ -50,7 +50,7 @@ class Constants(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
     kinds: Mapping[str, KindConstants] = {}  # by kind of device
     transfer_overhead_s: float = 0.0  # beside a link's latency, for every transfer,
-    weights_overhead_s: float = 0.0  # and for every weight: no other thread hands it over
+    weights_overhead_s: float = 0.0  # and for every weight, which nobody has just made
     copy_factor: float = 1.0  # on a transfer's bytes by the link's bandwidth,
     weights_factor: float = 1.0  # and on those of weights: nobody's cache has just been given them
     step_overhead_s: float = 0.0  # once a step

@@ -20,7 +20,7 @@ from collections import defaultdict
 
 import numpy as np
 
-from placewright.graph import Graph, IdArray, IntArray
+from placewright.graph import IntArray
 from placewright.timeline import Timeline
 
 SUM = "aten.add"
@@ -43,7 +43,7 @@ def replayed_peaks(timeline: Timeline) -> IntArray:  # [D]
     times = zip(moves.start_ps.tolist(), moves.end_ps.tolist(), strict=True)
     spans = dict(zip(ways, times, strict=True))
     changes: list[list[tuple[int, int]]] = [[] for _ in kinds]  # when, and by how much
-    root = _roots(graph)
+    root = graph.tensor_root
     uses: dict[int, list[int]] = defaultdict(list)  # by root
     for use, tensor in enumerate(graph.use_tensor.tolist()):
         uses[int(root[tensor])].append(use)
@@ -128,11 +128,3 @@ def _peak(held: int, changes: list[tuple[int, int]]) -> int:
     """Add changes up in their order, what is given back at a time first."""
     steps = np.array([change for _, change in sorted(changes)], dtype=np.int64)
     return held + int(max(0, np.cumsum(steps).max(initial=0)))
-
-
-def _roots(graph: Graph) -> IdArray:  # [T]
-    """Follow every alias to the tensor whose memory it is."""
-    root = np.arange(graph.num_tensors, dtype=np.int32)
-    for tensor in np.flatnonzero(graph.tensor_base >= 0):  # a base comes before its aliases
-        root[tensor] = root[graph.tensor_base[tensor]]
-    return root

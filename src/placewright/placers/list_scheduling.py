@@ -196,7 +196,7 @@ def _facts(problem: Problem, room: float) -> Facts:
         use_op=graph.use_op,
         tensor_op=graph.tensor_op,
         tensor_bytes=graph.tensor_bytes,
-        tensor_root=_roots(graph),
+        tensor_root=np.where(graph.tensor_base >= 0, graph.tensor_root, -1),
         tensor_stays=is_held | graph.tensor_keep,
         unit_allowed=unit_allowed,
         unit_bytes=unit_bytes,
@@ -222,16 +222,6 @@ def _units(graph: Graph) -> tuple[IntArray, int]:
     unit[alone] = len(graph.colocations) + np.arange(int(alone.sum()))
     _, unit = np.unique(unit, return_inverse=True)  # a group may be empty
     return unit, int(unit.max()) + 1
-
-
-def _roots(graph: Graph) -> IdArray:
-    """Give, for each alias, the tensor at the end of its chain of bases; else -1."""
-    root = graph.tensor_base.copy()
-    while True:
-        above = np.where(root >= 0, graph.tensor_base[root], -1)
-        if not (above >= 0).any():
-            return root
-        root = np.where(above >= 0, above, root)
 
 
 def _new_state(facts: Facts) -> State:
