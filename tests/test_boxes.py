@@ -1,5 +1,6 @@
 """Handing things over from thread to thread."""
 
+import math
 import threading
 import time
 
@@ -70,3 +71,19 @@ def test_who_looks_sees_what_another_thread_sets():
     flag[0] = 1
     thread.join(10)
     assert not thread.is_alive()
+
+
+@pytest.mark.parametrize(("took_s", "times"), [((1.0, 1.1, 1.4), 10), ((1.0, 1.2, 1.6, 1.0), 3)])
+def test_who_looks_sleeps_early_if_something_else_uses_the_core(took_s, times, monkeypatch):
+    clock, turns = [0.0], []
+
+    def look(flag, count):
+        clock[0] += took_s[min(len(turns), len(took_s) - 1)]
+        turns.append(count)
+        return False
+
+    monkeypatch.setattr(_boxes, "look", look)
+    monkeypatch.setattr(_boxes, "_shortest_s", math.inf)
+    monkeypatch.setattr(_boxes.time, "perf_counter", lambda: clock[0])
+    _boxes._look(np.zeros(8, dtype=np.int64))
+    assert turns == [LOOKS] * times

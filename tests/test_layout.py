@@ -192,9 +192,10 @@ MAY_IMPORT = {
         "execute.op_bench", "execute.op_times", "execute.solo", "frontends.torch", "graph",
     },
     "execute._source": set(),
+    "execute._words": {"frontends._work"},
     "execute.graphs": set(),
     "execute.program": {
-        "execute._lanes", "execute._source", "execute.devices", "execute.kernels",
+        "execute._lanes", "execute._source", "execute._words", "execute.devices", "execute.kernels",
         "frontends._recorder", "frontends._work", "frontends.torch",
     },
     "execute.runtime": {

@@ -485,6 +485,13 @@ def test_a_gpus_thread_has_a_core_of_its_own_where_there_are_enough(monkeypatch)
     assert share_cores(1) == ((0, 1), ())
 
 
+def test_of_many_cores_the_processor_has_an_even_number_beside_a_gpu(monkeypatch):
+    for count, left in ((16, 14), (15, 14), (11, 10), (10, 8), (9, 8), (8, 7), (4, 3)):
+        monkeypatch.setattr(_cores, "own_cores", lambda count=count: tuple(range(count)))
+        assert share_cores(0) == (tuple(range(count)), ())
+        assert share_cores(1) == (tuple(range(left)), (count - 1,))
+
+
 def test_threads_sleep_where_libraries_share_cores_but_not_where_plans_run(monkeypatch):
     mine = {"HOME": "/root"}
     monkeypatch.setattr(_cores, "os", SimpleNamespace(environ=mine))

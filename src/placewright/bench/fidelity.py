@@ -1,9 +1,9 @@
 """
 `placewright bench fidelity`: plans of several models, simulated and measured on this machine.
 
-This module owns which models these are, and in which order plans are measured: shuffled, a few at
-a time that take turns, each time beside one and the same reference plan, whose times tell how the
-machine itself drifted.
+This module owns which models these are, and how their plans are measured: all of a model's that
+memory holds take turns, so that what drifts hits all alike. One of them runs in several processes,
+whose times tell what the machine itself contributes to an error.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 from placewright import __version__
 from placewright.bench.fidelity_book import FidelityBook, Record, to_text
-from placewright.bench.fidelity_plans import FidelityPlan, draw_plans, settled
+from placewright.bench.fidelity_plans import FidelityPlan, draw_plans
 from placewright.cluster import Cluster
 from placewright.errors import InputError
 from placewright.execute._wire import Job
@@ -45,12 +45,16 @@ LARGE = "_large"
 QUICK_MODELS = ("branches_training", "gpt2_inference", "resnet_training")
 NUM_PLANS, QUICK_PLANS = 24, 6
 FULL = Effort(target=0.01, max_steps=200, limit_s=30.0)
-QUICK = Effort(target=0.03, max_steps=60, limit_s=5.0)
+QUICK = Effort(target=0.03, max_steps=60, limit_s=3.0)
 
-AT_A_TIME = 4
-"""Plans that take turns, the reference plan beside them."""
+FAST = 0.1
+"""Of a plan's steps, those that were disturbed least."""
 
-REFERENCE = "reference"
+ROOM_BYTES = {"cpu": 2**27, "cuda": 2**30}
+"""What a process takes of a device's memory beside its plan, by the device's kind."""
+
+NUM_COPIES = 4
+"""More processes of a model's median plan, by simulated time."""
 
 Say = Callable[[str], None]
 
@@ -101,10 +105,7 @@ def run_fidelity(book: FidelityBook, choice: FidelityChoice, say: Say) -> None:
         problem = _prepare_problem(book, model, cluster, say)
         say(f"{model}: choosing {choice.chosen_plans} plans...")
         plans = draw_plans(problem, choice.chosen_plans, choice.seed)
-        done = book.read()
-        missing = [plan for plan in plans if (model, plan.name) not in done]
-        if missing:
-            _measure_model(book, model, problem, missing, choice, say)
+        _measure_model(book, model, problem, plans, choice, say)
 
 
 def _prepare_cluster(book: FidelityBook, name: str | None, say: Say) -> Cluster:
@@ -145,27 +146,47 @@ def _measure_model(
     book: FidelityBook,
     model: str,
     problem: Problem,
-    missing: Sequence[FidelityPlan],
+    plans: Sequence[FidelityPlan],
     choice: FidelityChoice,
     say: Say,
 ) -> None:
+    """Measure those of a model's plans that are not in the book."""
+    done = book.read()
+    missing = [plan for plan in plans if (model, plan.name) not in done]
+    if not missing:
+        return
     effort = QUICK if choice.is_quick else FULL
-    alone = [
-        simulate(problem, settled(problem, np.full(problem.num_ops, d)))
-        for d in range(problem.num_devices)
-    ]
-    single = min(alone, key=lambda timeline: (timeline.overflow_bytes, timeline.makespan_s))
-    timelines = {plan.name: _simulate(problem, plan) for plan in missing}
+    timelines = {plan.name: _simulate(problem, plan) for plan in plans}
+    by_time = sorted(timelines.values(), key=lambda timeline: timeline.makespan_s)
+    median = by_time[len(by_time) // 2]
+    groups = _deal(missing, _at_a_time(problem, [*timelines.values()]))
+    copies = [f"copy {k}" for k in range(-(-NUM_COPIES // len(groups)))]
+    num_done = 0
     with Template(runnable(model)) as template:
-        for begin in range(0, len(missing), AT_A_TIME):
-            group = missing[begin : begin + AT_A_TIME]
-            jobs = {REFERENCE: _job(single, REFERENCE)}
+        for seed, group in enumerate(groups):
+            jobs = {copy: _job(median, copy) for copy in copies}
             jobs |= {plan.name: _job(timelines[plan.name], plan.name) for plan in group}
-            reference, *found = measure_jobs(template, jobs, effort, seed=begin)
-            for k, (plan, measured) in enumerate(zip(group, found, strict=True), start=begin + 1):
-                record = _record(model, plan, timelines[plan.name], measured, reference)
+            found = dict(zip(jobs, measure_jobs(template, jobs, effort, seed=seed), strict=True))
+            copies_s = tuple(found[c].median_s for c in copies if found[c].failure is None)
+            for plan in group:
+                record = _record(model, plan, timelines[plan.name], found[plan.name], copies_s)
                 book.append(record)
-                say(f"{model} [{k}/{len(missing)}] {plan.name}: {_came_to(record)}")
+                num_done += 1
+                say(f"{model} [{num_done}/{len(missing)}] {plan.name}: {_came_to(record)}")
+
+
+def _at_a_time(problem: Problem, timelines: Sequence[Timeline]) -> int:
+    """Count the plans that devices hold together, one at least."""
+    rooms = np.array([ROOM_BYTES[kind] for kind in problem.cluster.device_kinds])
+    most = np.max([timeline.peak_bytes for timeline in timelines], axis=0) + rooms
+    held = int((problem.cluster.memory_bytes // most).min())
+    return max(held - NUM_COPIES, 1)
+
+
+def _deal(plans: Sequence[FidelityPlan], most: int) -> list[Sequence[FidelityPlan]]:
+    """Deal plans into as few groups of at most so many as there can be, of about one size."""
+    num_groups = -(-len(plans) // most)
+    return [plans[k::num_groups] for k in range(num_groups)]
 
 
 def _simulate(problem: Problem, plan: FidelityPlan) -> Timeline:
@@ -182,7 +203,7 @@ def _record(
     plan: FidelityPlan,
     timeline: Timeline,
     measured: Measurement,
-    reference: Measurement,
+    copies_s: tuple[float, ...],
 ) -> Record:
     names = timeline.problem.cluster.device_names
     ran = measured.failure is None
@@ -197,9 +218,10 @@ def _record(
         measured_s=measured.median_s if ran else None,
         low_s=measured.interval.low_s if ran else None,
         high_s=measured.interval.high_s if ran else None,
+        fast_s=float(np.quantile(np.concatenate(measured.rounds), FAST)) if ran else None,
         num_steps=measured.num_steps,
         measured_bytes=measured.peak_bytes,
-        reference_s=reference.median_s if reference.failure is None else None,
+        copies_s=copies_s,
         failure=measured.failure or "",
         reason=measured.reason,
         machine=processor_model(),

@@ -42,9 +42,10 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     measured_s: float | None = None  # the median; None if it failed
     low_s: float | None = None  # its 95 % interval
     high_s: float | None = None
+    fast_s: float | None = None  # what the fastest tenth of its steps took at most
     num_steps: int = 0
     measured_bytes: Mapping[str, int | None] = {}
-    reference_s: float | None = None  # of one and the same plan, measured beside it
+    copies_s: tuple[float, ...] = ()  # of another plan that ran beside it, in so many processes
     failure: str = ""
     reason: str = ""
     machine: str

@@ -60,7 +60,7 @@ GLOBALS = (
     Global("wake_factor", 1.0, 1.0, 20.0),
     Global("hand_over_s", 0.0, 1.0, 100.0, unit=1e-5),
     Global("staging_factor", 0.0, 0.5, 50.0),
-    Global("idle_factor", 1.0, 1.0, 5.0),
+    Global("idle_factor", 1.0, 0.8, 1.0),
 )
 
 PRIOR = 0.001

@@ -45,11 +45,12 @@ def _read(_, flag):
     return types.int64(flag), build
 
 
-@kept("void(int64[::1], int64)", nogil=True)
+@kept("boolean(int64[::1], int64)", nogil=True)
 def look(flag, count):
-    """Look at a flag until it is set and Python's lock likely free, or so many times."""
+    """Look until a flag is set and Python's lock likely free, or so many times; tell if it is."""
     for _ in range(count):
         if _read(flag) != 0:
             for _ in range(PATIENCE):
                 _read(flag)
-            return
+            return True
+    return False

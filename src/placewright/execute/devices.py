@@ -2,7 +2,7 @@
 The devices of this machine, and the threads that work for them.
 
 This module owns what a device's name means here: ``cuda:0`` is a GPU; ``cpu`` is the processor with
-all cores that this process may use, but for one that works for GPUs beside it; ``cpu:0``,
+all cores that this process may use, but for what works for GPUs beside it; ``cpu:0``,
 ``cpu:1``, ... are its cores, one a device, each with one thread that stays on it; ``cuda:0/0-87``
 is a GPU's multiprocessors 0 to 87 (`placewright.execute._shares`).
 """

@@ -45,7 +45,7 @@ Answer = TypeVar("Answer")
 MAX_WARM_UP = 60
 """Steps after which nothing more is expected to settle."""
 
-TURN_S, MAX_TURN = 0.1, 10
+TURN_S, MAX_TURN = 0.25, 10
 """A turn has as many steps as take so long, and at most so many."""
 
 MIN_ROUNDS = 3

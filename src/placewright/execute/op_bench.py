@@ -13,7 +13,7 @@ This module owns how an op is timed, so that its time is what it takes inside a 
   others do the same op. Ops of less than `SHORT_S` live in a core's own cache, and doing them
   elsewhere would only take turns at Python's lock; meanwhile the others do small matrix products.
   In turns with that, it is timed while the others idle: what it gains then is noted. So is what an
-  op of a processor beside a GPU gains with all cores, one of which works for the GPU in most plans
+  op of a processor beside a GPU gains with all cores, which it has in a plan without the GPU
   (a GPT-2 whose ops take 59 ms on 15 cores took 35 to 38 on 16).
 * A core's time is that of its thread: what other processes take of the core does not count.
 * Warm-up ends when a call is no longer a tenth faster than all before; a sample is as many calls as

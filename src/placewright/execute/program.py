@@ -29,11 +29,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import fx
 
 from placewright.execute._lanes import lane_numbers
 from placewright.execute._source import Line, Style, count_segments, find_kept, write_lane
+from placewright.execute._words import Words
 from placewright.execute.devices import RealDevice
 from placewright.execute.kernels import is_random, kernel_for, overwrites_lists
 from placewright.frontends._recorder import Call, Storage, Value
@@ -147,7 +147,7 @@ class _Compiler:
     devices: Sequence[RealDevice]
     parts: Parts
     part: int = 0
-    names: dict[str, Any] = field(default_factory=dict)
+    words: Words = field(default_factory=Words)
     residents: dict[str, int] = field(default_factory=dict)
     channels: list[Channel] = field(default_factory=list)
 
@@ -182,7 +182,6 @@ class _Compiler:
         self.waiting: dict[tuple[int, int], str | None] = {}  # sent, by device and tensor
         self.coming: set[tuple[int, int]] = set()  # fetched, but not yet waited for
         self.lent: dict[int, list[tuple[int, int, str]]] = defaultdict(list)  # by lane
-        self.objects: dict[Any, str] = {}
         self.numbers: dict[str, int] = {}  # of residents, in their order
         self.views: list[str] = []
         self.num_names = 0
@@ -219,17 +218,6 @@ class _Compiler:
     ) -> None:
         """Write a call that a device computes."""
         self.emit(device, text, reads, makes, is_computed=True, is_view=is_view)
-
-    def name(self, thing: Any) -> str:
-        """Give a Python object a name in the source."""
-        key = (type(thing), repr(thing)) if isinstance(thing, float) else thing
-        if key not in self.objects:
-            self.objects[key] = f"o{len(self.objects)}"
-            self.names[self.objects[key]] = thing
-        return self.objects[key]
-
-    def where(self, device: int) -> str:
-        return self.name(self.devices[device].torch_device)
 
     # Values.
 
@@ -276,10 +264,10 @@ class _Compiler:
             if node.target is operator.getitem:
                 several, at = node.args
                 assert isinstance(several, fx.Node)
-                name = self.view(device, name, several, self.viewing(several, name))
+                name = self.view(device, name, several, self.words.viewing(several, name))
                 name = self.view(device, name, node, f"{name}[{at}]")
             else:
-                name = self.view(device, name, node, self.viewing(node, name))
+                name = self.view(device, name, node, self.words.viewing(node, name))
         return name
 
     def view(self, device: int, base: str, node: fx.Node, text: str) -> str:
@@ -293,44 +281,12 @@ class _Compiler:
                 self.views.append(f"{self.seen[key]} = {text}")
         return self.seen[key]
 
-    def viewing(self, node: fx.Node, base: str) -> str:
-        """Write the call of a view."""
-        words = [base if isinstance(each, fx.Node) else self.literal(each) for each in node.args]
-        words += [f"{key}={self.literal(each)}" for key, each in node.kwargs.items()]
-        return f"{self.name(node.target)}({', '.join(words)})"
-
     def creation(self, device: int, node: fx.Node) -> str:
-        """Write the call that makes a tensor out of nothing, as it was captured."""
+        """Write the call that makes a tensor out of nothing."""
         call = self.calls.get(node.name)
-        name = "" if call is None else name_of(call.target)
-        if name not in CREATORS:
+        if call is None or name_of(call.target) not in CREATORS:
             raise AssertionError(f"{node} is read before anything has made it")
-        shape, stride, dtype = node.meta["tensor"]
-        if name in ("arange", "eye", "scalar_tensor"):
-            words = [self.literal(each, device) for each in node.args]
-            words += [f"{key}={self.literal(each, device)}" for key, each in node.kwargs.items()]
-            return f"{self.name(node.target)}({', '.join(words)})"
-        blank = (
-            f"{self.name(torch.empty_strided)}({tuple(shape)!r}, {tuple(stride)!r},"
-            f" dtype={self.name(dtype)}, device={self.where(device)})"
-        )
-        if "zeros" in name:
-            return f"{blank}.zero_()"
-        if "ones" in name:
-            return f"{blank}.fill_(1)"
-        if "full" in name:
-            return f"{blank}.fill_({self.literal(node.args[-1])})"
-        return blank
-
-    def literal(self, value: Any, device: int | None = None) -> str:
-        """Write a constant argument; a device is that of the op."""
-        if isinstance(value, (list, tuple)):
-            return f"[{', '.join(self.literal(each, device) for each in value)}]"
-        if isinstance(value, torch.device) and device is not None:
-            return self.where(device)
-        if value is None or isinstance(value, (bool, int, str)):
-            return repr(value)
-        return self.name(value)
+        return self.words.creation(node, self.devices[device].torch_device)
 
     # Ops.
 
@@ -353,6 +309,7 @@ class _Compiler:
     def call(self, op: int, device: int, node: fx.Node) -> None:
         """Write one call and name its results."""
         call, made = self.calls[node.name], self.fresh()
+        where = self.devices[device].torch_device
         if name_of(call.target) in CREATORS:
             self.compute(device, self.creation(device, node), (), made)
         else:
@@ -364,13 +321,13 @@ class _Compiler:
                     return reads[-1]
                 if isinstance(value, (list, tuple)):
                     return f"[{', '.join(write(each) for each in value)}]"
-                return self.literal(value, device)
+                return self.words.literal(value, where)
 
             words = [write(value) for value in node.args]
             words += [f"{key}={write(value)}" for key, value in node.kwargs.items()]
             if is_random(node.target):
-                words.append(f"generator=generator({op}, {self.where(device)})")
-            kernel = self.name(kernel_for(node.target, self.devices[device].kind))
+                words.append(f"generator=generator({op}, {self.words.name(where)})")
+            kernel = self.words.name(kernel_for(node.target, self.devices[device].kind))
             text = f"{kernel}({', '.join(words)})"
             is_computed, is_opaque = not is_random(node.target), overwrites_lists(node.target)
             self.emit(device, text, reads, made, is_computed=is_computed, is_opaque=is_opaque)
@@ -568,7 +525,7 @@ class _Compiler:
         )
         return Program(
             sources=sources,
-            names=self.names,
+            names=self.words.meanings,
             residents=self.residents,
             views="\n".join(self.views),
             channels=tuple(self.channels),
