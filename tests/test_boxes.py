@@ -21,6 +21,7 @@ def run(function):
 @pytest.mark.parametrize("looks", [0, LOOKS])
 def test_everything_arrives_in_order(looks, monkeypatch):
     monkeypatch.setattr(_boxes, "LOOKS", looks)
+    monkeypatch.setattr(_boxes, "_shortest_s", math.inf)  # none at all take no time
     there, back = Box(), Box()
 
     def echo():
