@@ -199,8 +199,8 @@ MAY_IMPORT = {
         "frontends._recorder", "frontends._work", "frontends.torch",
     },
     "execute.runtime": {
-        "execute._boxes", "execute._copies", "execute.devices", "execute.graphs",
-        "execute.program",
+        "execute._boxes", "execute._copies", "execute.allocation", "execute.devices",
+        "execute.graphs", "execute.program",
     },
     "execute.applying": {
         "errors", "execute.placed", "execute.program", "frontends._modules", "frontends.torch",

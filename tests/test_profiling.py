@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -25,7 +25,7 @@ from placewright.execute import _cores, op_bench, op_times, profiling
 from placewright.execute._cores import own_cores, share_cores, sleep_at_once, where_plans_run
 from placewright.execute._indices import find_indices
 from placewright.execute._probe_memory import model_of
-from placewright.execute.allocation import keep_memory
+from placewright.execute.allocation import keep_memory, leave_room
 from placewright.execute.devices import Lane, find_device, find_devices
 from placewright.execute.issuing import time_issue
 from placewright.execute.op_bench import Effort, OpBench
@@ -539,6 +539,26 @@ def test_issuing_an_op_takes_some_time_but_not_much():
 
 def test_memory_can_be_kept():
     assert keep_memory() == sys.platform.startswith("linux")
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="counts faults of a thread")
+@pytest.mark.parametrize("num_locals", [10, 1000, *range(1900, 1960, 4), 2020, 3000, 4100])
+def test_calls_find_room_whatever_the_size_of_the_caller(num_locals):
+    import resource
+
+    lines = [*(f" x{k} = None" for k in range(num_locals)), *[" call()"] * 500]
+    names = {"call": lambda: None}
+    exec("\n".join(["def run():", *lines]), names)
+    leave_room(names["run"])
+
+    def count_faults():
+        names["run"]()
+        before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+        names["run"]()
+        return resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before
+
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(count_faults).result() < 100
 
 
 # --- Costs. ---

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from placewright.execute._boxes import Box
 from placewright.execute._copies import GpuWay, PinnedRooms, Streams, blank
+from placewright.execute.allocation import leave_room
 from placewright.execute.devices import Lane, RealDevice
 from placewright.execute.graphs import CudaRecorder, Segments
 from placewright.execute.program import Channel, Program, lanes_of
@@ -115,6 +116,7 @@ class Runner:
             linecache.cache[file] = len(source), None, source.splitlines(True), file
             weakref.finalize(self, linecache.cache.pop, file, None)
         exec(compile(source, file, "exec"), names)
+        leave_room(names["run"])
         return names["run"]
 
     def _gpu_of(self, number: int, channel: Channel) -> int | None:
