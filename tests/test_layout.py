@@ -191,6 +191,10 @@ MAY_IMPORT = {
         "cluster", "costs", "errors", "execute._probe_memory", "execute.devices",
         "execute.op_bench", "execute.op_times", "execute.solo", "frontends.torch", "graph",
     },
+    "execute.retiming": {
+        "execute.devices", "execute.op_bench", "execute.op_times", "execute.profiling",
+        "execute.solo", "frontends.torch",
+    },
     "execute._source": set(),
     "execute._words": {"frontends._work"},
     "execute.graphs": set(),
@@ -298,8 +302,8 @@ MAY_IMPORT = {
     "bench.fidelity": {
         "__version__", "bench.fidelity_book", "bench.fidelity_plans", "cluster", "errors",
         "execute._wire", "execute.devices", "execute.measuring", "execute.op_times",
-        "execute.probing", "execute.processes", "execute.profiling", "load", "plan", "problem",
-        "simulator", "timeline", "units",
+        "execute.probing", "execute.processes", "execute.profiling", "execute.retiming", "load",
+        "plan", "problem", "simulator", "timeline", "units",
     },
     "bench.fidelity_tables": {
         "bench.fidelity_book", "bench.fidelity_fit", "bench.fidelity_plans", "bench.tables",

@@ -197,9 +197,10 @@ class MadeUpTemplate:
         return self.made[job.device_names[0]]
 
 
-def race(effort=None, drops=False, **made):
+def race(effort=None, drops=False, between=None, **made):
     jobs = {name: Job(device_names=(name,)) for name in made}
-    found = measure_jobs(MadeUpTemplate(**made), jobs, effort or Effort(), drops=drops)
+    template, effort = MadeUpTemplate(**made), effort or Effort()
+    found = measure_jobs(template, jobs, effort, drops=drops, between=between)
     assert not any(each.is_open for each in made.values())
     return {each.name: each for each in found}
 
@@ -218,6 +219,20 @@ def test_no_more_steps_are_run_than_asked_for():
     found = race(Effort(target=1e-6, max_steps=40), a=MadeUp(0.01), b=MadeUp(0.02))
     assert [each.num_steps for each in found.values()] == [40, 40]
     assert race(Effort(max_steps=3), a=MadeUp(0.01))["a"].num_steps == 3
+
+
+def test_something_else_is_done_after_each_round():
+    took = []
+
+    def rest(took_s):
+        took.append(took_s)
+        time.sleep(0.3)  # for longer than there is time for steps, which does not count
+
+    effort = Effort(target=1e-6, max_steps=60, limit_s=0.1)
+    found = race(effort, between=rest, a=MadeUp(0.05), b=MadeUp(0.01))
+    assert all(each.num_steps == 60 for each in found.values())
+    assert len(took) > 3
+    assert 0 <= min(took) <= max(took) < 0.2
 
 
 def test_those_that_are_clearly_slower_are_dropped_from_a_race():

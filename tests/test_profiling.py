@@ -43,6 +43,7 @@ from placewright.execute.op_times import (
     use_distances,
 )
 from placewright.execute.profiling import compare_roofline, profile
+from placewright.execute.retiming import Retiming
 from placewright.execute.solo import Solos
 from placewright.frontends.torch import capture
 from placewright.graph import Graph
@@ -671,6 +672,52 @@ def test_what_an_op_gains_with_the_core_that_works_for_a_gpu_is_noted(monkeypatc
             timing = bench.time_op(solos, op)
             assert bench._lane.submit(torch.get_num_threads).result() == 2
         assert (timing.time_s, timing.idle_gain_s) == expected
+
+
+def test_the_longest_ops_are_timed_again_in_turns(monkeypatch):
+    capture = load_capture("tiny-gpt2")
+    signatures = [words for words in op_signatures(capture.graph) if words]
+    once = [words for words, count in Counter(signatures).items() if count == 1][:4]
+    longest = dict(zip(once, (0.4, 0.3, 0.29, 0.01), strict=True))
+    [core] = CORE[:1]
+    [key] = profiling.group_alike([core])
+    first = {words: Timing(time_s, 0.0, 3, 77, 0.1) for words, time_s in longest.items()}
+    add_times(Times(device=key, torch=torch_version(), issue_s=0.0, is_replayed=False, ops=first))
+
+    timed = []
+
+    def time_op(self, solos, op):
+        timed.append(op)
+        if len(timed) == 2:
+            raise RuntimeError("not this time")
+        return Timing(1.0, 0.0, 1, 0, 0.3)
+
+    monkeypatch.setattr(OpBench, "time_op", time_op)
+    retiming = Retiming(capture, [core])
+    retiming.go_on(60.0)
+    ops = Solos(capture).distinct()
+    assert timed == [ops[words] for words in once[:3]]  # all once, the least not at all
+    retiming.go_on(0.0)
+    assert timed[3:] == timed[:1]
+    retiming.go_on(60.0)
+    assert timed[4:] == [timed[1], timed[2], timed[0]]
+    table = retiming.tables()[core.name]
+    found = [(t.time_s, t.idle_gain_s, t.scratch_bytes) for t in map(table.ops.get, once)]
+    assert found == [(1.0, 0.3, 77), (0.65, 0.2, 77), (1.0, 0.3, 77), (0.01, 0.1, 77)]
+    assert read_times(key).ops == first  # what is on disk stays
+
+
+def test_an_op_that_is_timed_again_takes_about_as_long(tmp_path):
+    capture, [core] = load_capture("tiny-gpt2"), CORE[:1]
+    cluster = cluster_of(tmp_path, names=("cpu:0",))
+    profile(capture, [core], effort=QUICK)
+    retiming = Retiming(capture, [core])
+    retiming.go_on(0.2)
+    costs = measured_costs(capture.graph, cluster, retiming.tables()).costs
+    before = measured_costs(capture.graph, cluster).costs
+    changed = costs.op_ps != before.op_ps
+    assert changed.any()
+    assert 0.1 < (costs.op_ps[changed] / before.op_ps[changed]).mean() < 10
 
 
 def test_a_cores_best_pace_is_kept():

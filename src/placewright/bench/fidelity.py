@@ -2,8 +2,9 @@
 `placewright bench fidelity`: plans of several models, simulated and measured on this machine.
 
 This module owns which models these are, and how their plans are measured: all of a model's that
-memory holds take turns, so that what drifts hits all alike. One of them runs in several processes,
-whose times tell what the machine itself contributes to an error.
+memory holds take turns, so that what drifts hits all alike, and between their turns ops are timed
+again. One of them runs in several processes, whose times tell what the machine itself contributes
+to an error.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -30,6 +32,9 @@ from placewright.simulator import simulate
 from placewright.timeline import Timeline
 from placewright.units import format_time
 
+if TYPE_CHECKING:
+    from placewright.execute.retiming import Retiming
+
 MODELS = (
     "branches_training",
     "branches_inference",
@@ -47,8 +52,8 @@ NUM_PLANS, QUICK_PLANS = 24, 6
 FULL = Effort(target=0.01, max_steps=200, limit_s=30.0)
 QUICK = Effort(target=0.03, max_steps=60, limit_s=3.0)
 
-FAST = 0.1
-"""Of a plan's steps, those that were disturbed least."""
+AGAIN = 0.25
+"""Of the time that plans' turns take, what goes into timing ops again."""
 
 ROOM_BYTES = {"cpu": 2**27, "cuda": 2**30}
 """What a process takes of a device's memory beside its plan, by the device's kind."""
@@ -162,17 +167,34 @@ def _measure_model(
     groups = _deal(missing, _at_a_time(problem, [*timelines.values()]))
     copies = [f"copy {k}" for k in range(-(-NUM_COPIES // len(groups)))]
     num_done = 0
+    retiming = _retiming(model, problem)
     with Template(runnable(model)) as template:
         for seed, group in enumerate(groups):
             jobs = {copy: _job(median, copy) for copy in copies}
             jobs |= {plan.name: _job(timelines[plan.name], plan.name) for plan in group}
-            found = dict(zip(jobs, measure_jobs(template, jobs, effort, seed=seed), strict=True))
+            every = measure_jobs(
+                template,
+                jobs,
+                effort,
+                seed=seed,
+                between=lambda took_s: retiming.go_on(AGAIN * took_s),
+            )
+            found = dict(zip(jobs, every, strict=True))
+            again = measured_costs(problem.graph, problem.cluster, retiming.tables())
+            book.save_again(model, again.costs)
             copies_s = tuple(found[c].median_s for c in copies if found[c].failure is None)
             for plan in group:
                 record = _record(model, plan, timelines[plan.name], found[plan.name], copies_s)
                 book.append(record)
                 num_done += 1
                 say(f"{model} [{num_done}/{len(missing)}] {plan.name}: {_came_to(record)}")
+
+
+def _retiming(model: str, problem: Problem) -> Retiming:
+    from placewright.execute.devices import find_devices
+    from placewright.execute.retiming import Retiming
+
+    return Retiming(load_capture(runnable(model)), find_devices(problem.cluster.device_names))
 
 
 def _at_a_time(problem: Problem, timelines: Sequence[Timeline]) -> int:
@@ -218,7 +240,6 @@ def _record(
         measured_s=measured.median_s if ran else None,
         low_s=measured.interval.low_s if ran else None,
         high_s=measured.interval.high_s if ran else None,
-        fast_s=float(np.quantile(np.concatenate(measured.rounds), FAST)) if ran else None,
         num_steps=measured.num_steps,
         measured_bytes=measured.peak_bytes,
         copies_s=copies_s,

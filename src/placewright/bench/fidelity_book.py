@@ -3,7 +3,8 @@ What `placewright bench fidelity` has measured, on disk: one plan a line, and th
 
 This module owns the folder: ``plans.jsonl`` (appended whole, so that a bench that is stopped goes
 on where it was), the cluster, and for each model its graph and what was measured of its ops when
-it was planned; so that tables can be made again without PyTorch, whatever is profiled later.
+it was planned, and again while its plans ran; so that tables can be made again without PyTorch,
+whatever is profiled later.
 """
 
 from __future__ import annotations
@@ -42,7 +43,6 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     measured_s: float | None = None  # the median; None if it failed
     low_s: float | None = None  # its 95 % interval
     high_s: float | None = None
-    fast_s: float | None = None  # what the fastest tenth of its steps took at most
     num_steps: int = 0
     measured_bytes: Mapping[str, int | None] = {}
     copies_s: tuple[float, ...] = ()  # of another plan that ran beside it, in so many processes
@@ -135,11 +135,7 @@ class FidelityBook:
     def save_problem(self, model: str, problem: Problem) -> None:
         """Keep a model's graph and op times; the times last, so that one is never alone."""
         problem.graph.save(self._graph_path(model))
-        data, costs = io.BytesIO(), problem.costs
-        seen = (costs.scratch_bytes, costs.idle_gain_ps)
-        nothing = np.zeros_like(costs.op_ps)
-        np.save(data, np.stack([costs.op_ps, *(nothing if s is None else s for s in seen)]))
-        files.write(self._costs_path(model), data.getvalue())
+        _save_costs(self._costs_path(model), problem.costs)
 
     def load_problem(self, model: str) -> Problem:
         """
@@ -151,23 +147,52 @@ class FidelityBook:
             It is not there, or cannot be read.
         """
         cluster, graph = Cluster.load(self.cluster_path), Graph.load(self._graph_path(model))
-        path = self._costs_path(model)
-        try:
-            every = np.load(io.BytesIO(files.read(path, "file of op times")), allow_pickle=False)
-        except (ValueError, EOFError) as error:
-            raise InputError(f"`{path}` is no file of op times: {error}.") from None
-        if len(every) != 3:
-            raise InputError(
-                f"`{path}` is of an earlier version, which timed ops otherwise. Use another folder."
-            )
-        op_ps, scratch_bytes, idle_gain_ps = every
-        return Problem(graph, cluster, Costs(op_ps, scratch_bytes, idle_gain_ps))
+        return Problem(graph, cluster, _load_costs(self._costs_path(model)))
+
+    def save_again(self, model: str, costs: Costs) -> None:
+        """Keep the op times that were taken while a model's plans ran."""
+        _save_costs(self._again_path(model), costs)
+
+    def load_again(self, model: str) -> Costs | None:
+        """
+        Load the op times that were taken while a model's plans ran; None if there are none.
+
+        Raises
+        ------
+        InputError
+            They cannot be read.
+        """
+        path = self._again_path(model)
+        return _load_costs(path) if path.exists() else None
 
     def _graph_path(self, model: str) -> Path:
         return self.folder / f"{_label(model)}.graph.json"
 
     def _costs_path(self, model: str) -> Path:
         return self.folder / f"{_label(model)}.op-times.npy"
+
+    def _again_path(self, model: str) -> Path:
+        return self.folder / f"{_label(model)}.op-times-again.npy"
+
+
+def _save_costs(path: Path, costs: Costs) -> None:
+    data = io.BytesIO()
+    seen = (costs.scratch_bytes, costs.idle_gain_ps)
+    nothing = np.zeros_like(costs.op_ps)
+    np.save(data, np.stack([costs.op_ps, *(nothing if s is None else s for s in seen)]))
+    files.write(path, data.getvalue())
+
+
+def _load_costs(path: Path) -> Costs:
+    try:
+        every = np.load(io.BytesIO(files.read(path, "file of op times")), allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise InputError(f"`{path}` is no file of op times: {error}.") from None
+    if len(every) != 3:
+        raise InputError(
+            f"`{path}` is of an earlier version, which timed ops otherwise. Use another folder."
+        )
+    return Costs(*every)
 
 
 def _label(model: str) -> str:

@@ -77,6 +77,12 @@ class Sample:
     model: str
     replay: Replay
     measured_s: float
+    before: Replay | None = None  # with op times from before it ran, where those differ
+
+    @property
+    def foreseen(self) -> Replay:
+        """Give what could be known of it before it ran."""
+        return self.replay if self.before is None else self.before
 
 
 def fit_constants(samples: Sequence[Sample]) -> Constants:
@@ -138,7 +144,8 @@ def calibrate(samples: Sequence[Sample], devices: Sequence[str], seed: int = 0) 
     Fit constants, and find how far predictions with them are off.
 
     Residuals are those of plans that the constants were not fitted to: plans are dealt into
-    `NUM_FOLDS` parts, and each is predicted with constants fitted to the others.
+    `NUM_FOLDS` parts, and each is predicted with constants fitted to the others, and with op times
+    from before it ran, as whoever predicts a plan has them.
 
     Raises
     ------
@@ -153,7 +160,7 @@ def calibrate(samples: Sequence[Sample], devices: Sequence[str], seed: int = 0) 
         fitted = fit_constants([s for s, f in zip(samples, fold, strict=True) if f != k])
         for at in np.flatnonzero(fold == k).tolist():
             sample = samples[at]
-            residuals[at] = np.log(sample.measured_s / sample.replay.time_s(fitted))
+            residuals[at] = np.log(sample.measured_s / sample.foreseen.time_s(fitted))
     within, between = _spread(residuals, [sample.model for sample in samples])
     return Calibration(
         devices=tuple(devices),

@@ -40,10 +40,7 @@ from placewright.simulator import simulate
 from placewright.units import format_time
 
 NONE = "–"
-FAST_STEPS = (
-    "Fast steps: the same predictions, against the fastest tenth of a plan's steps, those disturbed"
-    " least."
-)
+OPS_BEFORE = "ops before"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -105,12 +102,14 @@ def read_fidelity(book: FidelityBook, models: Sequence[str] | None = None) -> Fi
 
 
 def _replay(book: FidelityBook, model: str, records: tuple[Record, ...]) -> ModelResult:
-    problem = book.load_problem(model)
+    problem, again = book.load_problem(model), book.load_again(model)
     names = problem.cluster.device_names
     samples, peaks = [], []
     for record in records:
         timeline = simulate(problem, Candidate(to_placement(record.placement)))
-        samples.append(Sample(model, Replay.of(timeline), record.measured_s or math.nan))
+        replay, measured_s = Replay.of(timeline, again), record.measured_s or math.nan
+        before = None if again is None else Replay.of(timeline)
+        samples.append(Sample(model, replay, measured_s, before))
         peaks.append(dict(zip(names, replayed_peaks(timeline).tolist(), strict=True)))
     return ModelResult(model, records, tuple(samples), tuple(peaks))
 
@@ -124,24 +123,24 @@ def make_tables(found: Fidelity) -> list[Table]:
 def _times(found: Fidelity) -> Table:
     rows: list[tuple[str, ...]] = []
     inside = total = 0
+    constants = found.calibration.constants
     for result in found.results:
         pairs = result.part("test")
         if not pairs:
             continue
         measured = [sample.measured_s for _, sample in pairs]
-        predicted = [sample.replay.time_s(found.calibration.constants) for _, sample in pairs]
-        total += len(pairs)
+        foreseen = [sample.foreseen.time_s(constants) for _, sample in pairs]
+        hits = covered(foreseen, measured, found.calibration)
+        inside, total = inside + hits, total + len(pairs)
         raw = agreement([record.simulated_s for record, _ in pairs], measured)
         span = f"{format_time(min(measured))} – {format_time(max(measured))}"
         counts = f"{len(result.records) - len(pairs)} + {len(pairs)}"
         rows.append((result.model, counts, span, "raw", *_words(raw), ""))
-        hits = covered(predicted, measured, found.calibration)
-        inside += hits
-        words = _words(agreement(predicted, measured))
-        rows.append(("", "", "", "calibrated", *words, f"{hits} of {len(pairs)}"))
-        fast = [record.fast_s for record, _ in pairs if record.fast_s is not None]
-        if len(fast) == len(pairs):
-            rows.append(("", "", "", "fast steps", *_words(agreement(predicted, fast)), ""))
+        kinds = {"calibrated": [sample.replay.time_s(constants) for _, sample in pairs]}
+        if any(sample.before for _, sample in pairs):
+            kinds[OPS_BEFORE] = foreseen
+        rows += [("", "", "", k, *_words(agreement(p, measured)), "") for k, p in kinds.items()]
+        rows[-1] = (*rows[-1][:-1], f"{hits} of {len(pairs)}")
     return Table(
         title="Step times, simulated against measured",
         columns=(
@@ -153,12 +152,31 @@ def _times(found: Fidelity) -> Table:
         notes=(
             "Plans: those fitted to, and test plans. All figures are of the latter.",
             f"Kendall near: among those within {NEAR:g} times of the best, with their number.",
-            *([FAST_STEPS] if any(row[3] == "fast steps" for row in rows) else []),
+            *_drift(found),
             f"The {COVERAGE:.0%} interval covers {inside} of {total} test plans"
             f" ({inside / total:.0%}).",
             *_provenance(found),
         ),
     )
+
+
+def _drift(found: Fidelity) -> list[str]:
+    """Say how op times before plans ran differ from those meanwhile."""
+    ratios = []
+    for result in found.results:
+        of_model = [
+            sample.before.total_work[:, 0].sum() / sample.replay.total_work[:, 0].sum()
+            for sample in result.samples
+            if sample.before is not None
+        ]
+        ratios += [abs(float(np.median(of_model)) - 1)] if of_model else []
+    if not ratios:
+        return []
+    return [
+        "Calibrated: with ops timed again between the plans' turns. Ops before: with their times"
+        " from before any plan ran, which is all that a prediction has. Those differed by"
+        f" {np.median(ratios):.1%} (median model) to {max(ratios):.1%} (worst)."
+    ]
 
 
 def _words(found: Agreement) -> tuple[str, ...]:

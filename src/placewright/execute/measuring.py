@@ -176,8 +176,13 @@ def measure_jobs(
     *,
     drops: bool = False,
     seed: int = 0,
+    between: Callable[[float], None] | None = None,
 ) -> tuple[Measurement, ...]:
-    """Measure candidates of a template, several of them interleaved: see `measure`."""
+    """
+    Measure candidates of a template, several of them interleaved: see `measure`.
+
+    `between` is called after each round of turns, with the seconds that it took.
+    """
     racers: list[_Racer] = []
     try:
         for name, job in jobs.items():
@@ -187,7 +192,7 @@ def measure_jobs(
             racer.get_ready()
         for racer in racers:
             racer.warm_up()
-        _take_turns(racers, effort, drops, np.random.default_rng(seed))
+        _take_turns(racers, effort, drops, np.random.default_rng(seed), between)
         for racer in racers:
             racer.weigh()
         return tuple(racer.measurement() for racer in racers)
@@ -301,7 +306,11 @@ class _Racer:
 
 
 def _take_turns(
-    racers: Sequence[_Racer], effort: Effort, drops: bool, random: np.random.Generator
+    racers: Sequence[_Racer],
+    effort: Effort,
+    drops: bool,
+    random: np.random.Generator,
+    between: Callable[[float], None] | None,
 ) -> None:
     """Run rounds until all that are left are known well enough, or there is no more time."""
     until_s = time.monotonic() + effort.limit_s * len(racers)
@@ -317,9 +326,14 @@ def _take_turns(
         slowest_s = max(racer.interval.median_s for racer in running)
         left = effort.max_steps - min(racer.num_steps for racer in running)
         num_steps = max(1, min(int(TURN_S / slowest_s), MAX_TURN, left))
+        began_s = time.monotonic()
         for k in random.permutation(len(running)):
             running[k].turn(num_steps)
         num_rounds += 1
+        if between is not None:
+            ended_s = time.monotonic()
+            between(ended_s - began_s)
+            until_s += time.monotonic() - ended_s
         if drops and num_rounds >= MIN_ROUNDS:
             _drop(running)
 

@@ -60,8 +60,8 @@ MAX_KEPT = 256
 SLOW = 1.2
 """How much slower than at its best a core may be."""
 
-MAX_TRIES, MAX_MORE_TRIES, PAUSE_S = 4, 40, 0.25
-"""How often an op is timed again if the core was slow, and all ops together; and a pause before."""
+MAX_MORE_TRIES, PAUSE_S = 40, 0.25
+"""How often ops are timed again, all together, if the core was slow; and a pause before."""
 _REFRESH_EVERY = 50
 """Calls of a copy after which what is overwritten is filled anew: it may halve with each call."""
 
@@ -78,6 +78,7 @@ class Effort:
     max_warm_up: int = 10
     max_copies: int = 2048  # of a tensor, so that it comes from a slower cache or from memory
     has_company: bool = True  # other cores work meanwhile
+    max_tries: int = 4  # more of them, if the core was slow
 
 
 class OpBench:
@@ -151,7 +152,7 @@ class OpBench:
             found.append((slowness, timing))
             if slowness <= SLOW:
                 return timing
-            if len(found) > MAX_TRIES or self._num_tries == 0:
+            if len(found) > self._effort.max_tries or self._num_tries == 0:
                 self.num_slow += 1
                 return min(found, key=lambda each: each[0])[1]
             self._num_tries -= 1

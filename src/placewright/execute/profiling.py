@@ -105,16 +105,21 @@ def profile(
     """
     solos = Solos(capture)
     distinct = solos.distinct()
+    return tuple(
+        _profile_alike(solos, distinct, key, group, again, effort or EFFORT, say)
+        for key, group in group_alike(devices).items()
+    )
+
+
+def group_alike(devices: Sequence[RealDevice]) -> dict[str, list[RealDevice]]:
+    """Put those together whose times are kept under one key."""
     models = [model_of(device) for device in devices]
     names, kinds = [d.name for d in devices], [d.kind for d in devices]
     alike: dict[str, list[RealDevice]] = defaultdict(list)
     for device, key in zip(devices, device_keys(names, kinds, models), strict=True):
         assert key is not None
         alike[key].append(device)
-    return tuple(
-        _profile_alike(solos, distinct, key, group, again, effort or EFFORT, say)
-        for key, group in alike.items()
-    )
+    return alike
 
 
 @dataclass(frozen=True)

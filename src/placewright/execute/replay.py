@@ -29,7 +29,7 @@ import msgspec
 import numpy as np
 
 from placewright._compiling import kept
-from placewright.costs import PS_PER_S
+from placewright.costs import PS_PER_S, Costs
 from placewright.execute._lanes import lane_numbers
 from placewright.graph import BoolArray, FloatArray, IdArray
 from placewright.timeline import Timeline
@@ -81,9 +81,9 @@ class Replay:
     total_work: FloatArray  # [D, 3]
 
     @classmethod
-    def of(cls, timeline: Timeline) -> Replay:
-        """Reduce a simulated plan."""
-        return _reduce(timeline)
+    def of(cls, timeline: Timeline, costs: Costs | None = None) -> Replay:
+        """Reduce a simulated plan; with other op times, if these are given, in the same order."""
+        return _reduce(timeline, timeline.problem.costs if costs is None else costs)
 
     def time_s(self, constants: Constants) -> float:
         """Give how long a step takes."""
@@ -213,15 +213,15 @@ def _go(
     return last
 
 
-def _reduce(timeline: Timeline) -> Replay:
+def _reduce(timeline: Timeline, costs: Costs) -> Replay:
     """Walk through a plan's ops in their order and note what they send and receive."""
     problem = timeline.problem
     graph, cluster = problem.graph, problem.cluster
     place = timeline.candidate.placement
-    times_s = problem.costs.op_ps[np.arange(graph.num_ops), place] / PS_PER_S
+    times_s = costs.op_ps[np.arange(graph.num_ops), place] / PS_PER_S
     gains_s = np.zeros(graph.num_ops)
-    if problem.costs.idle_gain_ps is not None:
-        gains_s = problem.costs.idle_gain_ps[np.arange(graph.num_ops), place] / PS_PER_S
+    if costs.idle_gain_ps is not None:
+        gains_s = costs.idle_gain_ps[np.arange(graph.num_ops), place] / PS_PER_S
     target = place[graph.use_op]
     away = target != place[graph.tensor_op[graph.use_tensor]]
     goes = np.zeros((graph.num_tensors, cluster.num_devices), dtype=np.bool_)
