@@ -290,7 +290,7 @@ MAY_IMPORT = {
     },
     "bench.fidelity_models": {"zoo.recipes"},
     "bench.fidelity_plans": {
-        "errors", "graph", "grouping.layers", "placing", "problem", "simulator",
+        "errors", "execute.replay", "graph", "grouping.layers", "placing", "problem", "simulator",
     },
     "bench.fidelity_fit": {
         "bench.fidelity_plans", "errors", "execute.calibration", "execute.op_times",

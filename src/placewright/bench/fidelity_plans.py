@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placewright.errors import InputError
+from placewright.execute.replay import Constants, Replay
 from placewright.graph import FloatArray
 from placewright.grouping.layers import find_layers
 from placewright.placing import place
@@ -41,7 +42,7 @@ NEAR = 1.5
 """Plans within so many times of the best are those that a search has to tell apart."""
 
 APART = 0.01
-"""Near the best, simulated times that differ by less are as good as equal."""
+"""Near the best, expected times that differ by less are as good as equal."""
 
 MOVES = (1, 2, 3, 5, 8)
 """Ops of a good plan that go elsewhere in moved ones, in turn."""
@@ -50,7 +51,7 @@ RUNS = (1, 8, 2, 32, 4, 128, 16, 64)
 """Of ops after which alternating plans go on with the next device."""
 
 POOL = 4
-"""Plans that are made and simulated for each one that is chosen."""
+"""Plans that are made and replayed for each one that is chosen."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,10 +69,10 @@ def draw_plans(problem: Problem, num_plans: int, seed: int = 0) -> list[Fidelity
     Make plans of all kinds, no two of them equal, in an order that is random.
 
     Kinds take turns at a pool of plans; one that has no more is left out. Of the pool half are
-    chosen so that their simulated times cover all that there are most evenly, single devices that
+    chosen so that their expected times cover all that there are most evenly, single devices that
     differ first; the others likewise, but within `NEAR` times of the best and at least `APART`.
     Where the pool has too few of these, as with devices that are very different, some are made of
-    the best plan and of the best device. Of each two that are next to each other in simulated time
+    the best plan and of the best device. Of each two that are next to each other in expected time
     one is for fitting.
 
     Raises
@@ -118,7 +119,7 @@ def draw_plans(problem: Problem, num_plans: int, seed: int = 0) -> list[Fidelity
 
 
 class _Pool:
-    """Different plans of a problem, and what they take when they are simulated."""
+    """Different plans of a problem, and what they should take: replayed, with nothing fitted."""
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
@@ -132,7 +133,8 @@ class _Pool:
         if placement.tobytes() not in self._known:
             self._known.add(placement.tobytes())
             self.plans.append((f"{kind}: {name}", kind, placement))
-            self.times_s.append(simulate(self._problem, placement).makespan_s)
+            replay = Replay.of(simulate(self._problem, placement))
+            self.times_s.append(replay.time_s(Constants()))
 
 
 def _choose(times_s: Sequence[float], size: int, first: Sequence[int]) -> list[int]:
