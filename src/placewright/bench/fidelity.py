@@ -3,8 +3,8 @@
 
 This module owns which models these are, and how their plans are measured: all of a model's that
 memory holds take turns, so that what drifts hits all alike, and between their turns ops are timed
-again. One of them runs in several processes, whose times tell what the machine itself contributes
-to an error.
+again. Each runs in several processes, since where a process's memory happens to be makes it quicker
+or slower for good; by how much tells what the machine itself contributes to an error.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -49,17 +50,15 @@ MODELS = (
 LARGE = "_large"
 QUICK_MODELS = ("branches_training", "gpt2_inference", "resnet_training")
 NUM_PLANS, QUICK_PLANS = 24, 6
-FULL = Effort(target=0.01, max_steps=200, limit_s=30.0)
-QUICK = Effort(target=0.03, max_steps=60, limit_s=3.0)
+NUM_PROCESSES, QUICK_PROCESSES = 3, 2
+FULL = Effort(target=0.01, max_steps=70, limit_s=10.0)  # for each process of a plan
+QUICK = Effort(target=0.03, max_steps=30, limit_s=1.5)
 
 AGAIN = 0.25
 """Of the time that plans' turns take, what goes into timing ops again."""
 
 ROOM_BYTES = {"cpu": 2**27, "cuda": 2**30}
 """What a process takes of a device's memory beside its plan, by the device's kind."""
-
-NUM_COPIES = 4
-"""More processes of a model's median plan, by simulated time."""
 
 Say = Callable[[str], None]
 
@@ -162,32 +161,28 @@ def _measure_model(
         return
     effort = QUICK if choice.is_quick else FULL
     timelines = {plan.name: _simulate(problem, plan) for plan in plans}
-    by_time = sorted(timelines.values(), key=lambda timeline: timeline.makespan_s)
-    median = by_time[len(by_time) // 2]
     groups = _deal(missing, _at_a_time(problem, [*timelines.values()]))
-    copies = [f"copy {k}" for k in range(-(-NUM_COPIES // len(groups)))]
-    num_done = 0
     retiming = _retiming(model, problem)
+    found: dict[str, list[Measurement]] = {plan.name: [] for plan in missing}
     with Template(runnable(model)) as template:
-        for seed, group in enumerate(groups):
-            jobs = {copy: _job(median, copy) for copy in copies}
-            jobs |= {plan.name: _job(timelines[plan.name], plan.name) for plan in group}
-            every = measure_jobs(
-                template,
-                jobs,
-                effort,
-                seed=seed,
-                between=lambda took_s: retiming.go_on(AGAIN * took_s),
-            )
-            found = dict(zip(jobs, every, strict=True))
-            again = measured_costs(problem.graph, problem.cluster, retiming.tables())
-            book.save_again(model, again.costs)
-            copies_s = tuple(found[c].median_s for c in copies if found[c].failure is None)
-            for plan in group:
-                record = _record(model, plan, timelines[plan.name], found[plan.name], copies_s)
-                book.append(record)
-                num_done += 1
-                say(f"{model} [{num_done}/{len(missing)}] {plan.name}: {_came_to(record)}")
+        for number in range(QUICK_PROCESSES if choice.is_quick else NUM_PROCESSES):
+            say(f"{model}: running all plans, time {number + 1}...")
+            for group in groups:
+                jobs = {plan.name: _job(timelines[plan.name], plan.name) for plan in group}
+                for each in measure_jobs(
+                    template,
+                    jobs,
+                    effort,
+                    seed=number,
+                    between=lambda took_s: retiming.go_on(AGAIN * took_s),
+                ):
+                    found[each.name].append(each)
+    again = measured_costs(problem.graph, problem.cluster, retiming.tables())
+    book.save_again(model, again.costs)
+    for number, plan in enumerate(missing, start=1):
+        record = _record(model, plan, timelines[plan.name], found[plan.name])
+        book.append(record)
+        say(f"{model} [{number}/{len(missing)}] {plan.name}: {_came_to(record)}")
 
 
 def _retiming(model: str, problem: Problem) -> Retiming:
@@ -202,7 +197,7 @@ def _at_a_time(problem: Problem, timelines: Sequence[Timeline]) -> int:
     rooms = np.array([ROOM_BYTES[kind] for kind in problem.cluster.device_kinds])
     most = np.max([timeline.peak_bytes for timeline in timelines], axis=0) + rooms
     held = int((problem.cluster.memory_bytes // most).min())
-    return max(held - NUM_COPIES, 1)
+    return max(held, 1)
 
 
 def _deal(plans: Sequence[FidelityPlan], most: int) -> list[Sequence[FidelityPlan]]:
@@ -221,14 +216,11 @@ def _job(timeline: Timeline, name: str) -> Job:
 
 
 def _record(
-    model: str,
-    plan: FidelityPlan,
-    timeline: Timeline,
-    measured: Measurement,
-    copies_s: tuple[float, ...],
+    model: str, plan: FidelityPlan, timeline: Timeline, measured: Sequence[Measurement]
 ) -> Record:
     names = timeline.problem.cluster.device_names
-    ran = measured.failure is None
+    failed = next((each for each in measured if each.failure is not None), None)
+    processes_s = () if failed is not None else tuple(each.median_s for each in measured)
     return Record(
         model=model,
         plan=plan.name,
@@ -237,14 +229,12 @@ def _record(
         placement=to_text(plan.placement),
         simulated_s=timeline.makespan_s,
         simulated_bytes=dict(zip(names, timeline.peak_bytes.tolist(), strict=True)),
-        measured_s=measured.median_s if ran else None,
-        low_s=measured.interval.low_s if ran else None,
-        high_s=measured.interval.high_s if ran else None,
-        num_steps=measured.num_steps,
-        measured_bytes=measured.peak_bytes,
-        copies_s=copies_s,
-        failure=measured.failure or "",
-        reason=measured.reason,
+        measured_s=fmean(processes_s) if processes_s else None,
+        processes_s=processes_s,
+        num_steps=sum(each.num_steps for each in measured),
+        measured_bytes=measured[-1].peak_bytes,
+        failure=failed.failure or "" if failed is not None else "",
+        reason=failed.reason if failed is not None else "",
         machine=processor_model(),
         placewright=__version__,
         torch=torch_version() or "",

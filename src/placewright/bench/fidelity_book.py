@@ -40,12 +40,10 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     placement: str  # a character of `DIGITS` an op
     simulated_s: float
     simulated_bytes: Mapping[str, int]  # peaks, by device
-    measured_s: float | None = None  # the median; None if it failed
-    low_s: float | None = None  # its 95 % interval
-    high_s: float | None = None
+    measured_s: float | None = None  # the mean of its processes'; None if one failed
+    processes_s: tuple[float, ...] = ()  # the median step time of each
     num_steps: int = 0
     measured_bytes: Mapping[str, int | None] = {}
-    copies_s: tuple[float, ...] = ()  # of another plan that ran beside it, in so many processes
     failure: str = ""
     reason: str = ""
     machine: str

@@ -57,13 +57,19 @@ class ModelResult:
         pairs = zip(self.records, self.samples, strict=True)
         return [pair for pair in pairs if pair[0].part == name]
 
-    def copies_s(self) -> list[float]:
-        """List the times of the plan that ran beside all others, in several processes."""
-        return [
-            time_s
-            for times_s in dict.fromkeys(r.copies_s for r in self.records)
-            for time_s in times_s
-        ]
+    def noise_sd(self) -> float | None:
+        """
+        Tell by how much times of one plan's processes vary, in logarithms; None if it is not known.
+
+        What all plans were slower or faster by together at one time does not count.
+        """
+        count = max((len(record.processes_s) for record in self.records), default=0)
+        times_s = [r.processes_s for r in self.records if len(r.processes_s) == count]
+        if count < 2 or len(times_s) < 2:
+            return None
+        logs = np.log(times_s)
+        logs = logs - logs.mean(axis=0) - logs.mean(axis=1, keepdims=True) + logs.mean()
+        return float(np.sqrt((logs**2).sum() / (len(times_s) - 1) / (count - 1)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,12 +200,12 @@ def _provenance(found: Fidelity) -> list[str]:
     records = [record for result in found.results for record in result.records]
     machines = dict.fromkeys(f"{r.machine}, torch {r.torch}" for r in records)
     notes = [f"Measured on {' and '.join(machines)}."]
-    copies = [times_s for result in found.results if (times_s := result.copies_s())]
-    if copies:
-        varied = [max(times_s) / min(times_s) - 1 for times_s in copies]
+    noises = [sd for result in found.results if (sd := result.noise_sd()) is not None]
+    if noises:
         notes.append(
-            "One plan of each model ran in several processes: its time varied by"
-            f" {np.median(varied):.1%} (median model) to {max(varied):.1%} (worst) among them."
+            f"Each plan ran in {len(records[0].processes_s)} processes. Apart from what all were"
+            " slower or faster by at one time, times of one plan vary among them by"
+            f" {np.median(noises):.1%} (sd; median model) to {max(noises):.1%} (worst)."
         )
         notes += _reachable(found)
     notes += [f"Failed: {r.model}, {r.plan}: {r.reason}" for r in found.failed]
@@ -210,18 +216,15 @@ def _reachable(found: Fidelity) -> list[str]:
     """Say how well an order can be predicted of times that vary so much."""
     words = []
     for result in found.results:
-        times_s = result.copies_s()
-        measured = [sample.measured_s for _, sample in result.part("test")]
-        if len(times_s) > 2:
-            noise_sd = float(np.std(np.log(times_s), ddof=1))
-            reached = reachable_spearman(measured, noise_sd)
+        pairs, noise_sd = result.part("test"), result.noise_sd()
+        if noise_sd is not None and pairs:
+            measured = [sample.measured_s for _, sample in pairs]
+            count = max(len(record.processes_s) for record, _ in pairs)
+            reached = reachable_spearman(measured, noise_sd / math.sqrt(count))
             words += [] if reached is None else [f"{reached:.3f} on {result.model}"]
     if not words:
         return []
-    return [
-        "Were predictions without error, and all plans' times to vary like that one's, Spearman"
-        f" would be {', '.join(words)}."
-    ]
+    return [f"Spearman of a prediction without error, with that noise: {', '.join(words)}."]
 
 
 def _peaks(found: Fidelity) -> Table:
