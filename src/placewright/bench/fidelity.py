@@ -3,8 +3,8 @@
 
 This module owns which models these are, and how their plans are measured: all of a model's that
 memory holds take turns, so that what drifts hits all alike, and between their turns ops are timed
-again. Each runs in several processes, since where a process's memory happens to be makes it quicker
-or slower for good; by how much tells what the machine itself contributes to an error.
+again. Each runs in several processes, since those of one plan differ by more than their steps do;
+by how much tells what the machine itself contributes to an error.
 """
 
 from __future__ import annotations
@@ -220,7 +220,7 @@ def _record(
 ) -> Record:
     names = timeline.problem.cluster.device_names
     failed = next((each for each in measured if each.failure is not None), None)
-    processes_s = () if failed is not None else tuple(each.median_s for each in measured)
+    processes_s = () if failed else tuple(each.median_s for each in measured)
     return Record(
         model=model,
         plan=plan.name,
@@ -233,8 +233,8 @@ def _record(
         processes_s=processes_s,
         num_steps=sum(each.num_steps for each in measured),
         measured_bytes=measured[-1].peak_bytes,
-        failure=failed.failure or "" if failed is not None else "",
-        reason=failed.reason if failed is not None else "",
+        failure=failed.failure or "" if failed else "",
+        reason=failed.reason if failed else "",
         machine=processor_model(),
         placewright=__version__,
         torch=torch_version() or "",

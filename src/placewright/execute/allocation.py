@@ -6,8 +6,8 @@ touching new memory costs more than many ops do: a step that makes and frees the
 and again pays for it every time.
 
 So does Python with the memory of calls. A function's frame goes to the end of a chunk; where that
-leaves no room, each call that the function makes maps a chunk and unmaps it again. While other
-threads compute, as PyTorch's do, that interrupts every core: 45 µs a call on 16 of them.
+leaves no room, each call that the function makes maps a chunk and unmaps it again, which the cores
+that its other threads compute on have to be told.
 """
 
 from __future__ import annotations
