@@ -270,32 +270,53 @@ def test_a_control_dependency_is_no_part_of_a_signature():
     assert op_signatures(small_graph(after=("x",))) == op_signatures(small_graph())
 
 
-def test_a_tensor_is_as_far_away_as_what_was_moved_since_it_was_touched():
-    def op(name, inputs, moved, out=64):
-        return Op(name=name, inputs=inputs, outputs=[out], bytes=moved)
-
-    graph = Graph.build(
-        "distances",
-        [
-            Op(name="w", kind="param", outputs=[Output(64, persistent=True)]),
-            op("a", ("w",), 128.0),
-            op("b", ("a",), 2.0 * MIB),
-            op("c", ("a", "b"), 9.0 * MIB),
-            op("d", ("a", "w"), 128.0),
-        ],
-    )
-    distances = {
+def distances_of(ops):
+    graph = Graph.build("distances", ops)
+    return {
         (graph.tensor_name(int(t)), graph.op_names[i]): int(d)
         for t, i, d in zip(graph.use_tensor, graph.use_op, use_distances(graph), strict=True)
     }
-    assert distances == {
+
+
+def moving(name, inputs, out, moved=None):
+    moved = 100.0 * MIB if moved is None else moved
+    return Op(name=name, inputs=inputs, outputs=[out], bytes=moved)
+
+
+def test_a_tensor_is_as_far_away_as_what_was_touched_since_it_was():
+    found = distances_of(
+        [
+            Op(name="w", kind="param", outputs=[Output(64, persistent=True)]),
+            moving("a", ("w",), 64),
+            moving("b", ("a",), 2 * MIB),
+            moving("c", ("a", "b"), 15 * MIB),
+            moving("d", ("a", "w"), 64),
+        ],
+    )
+    assert found == {
         ("w", "a"): 0,  # the step before ended with it
         ("a", "b"): 0,
-        ("a", "c"): 1,  # 2 MiB since b began to read it
+        ("a", "c"): 1,  # b, of 2 MiB, and itself
         ("b", "c"): 1,
         ("a", "d"): 2,
         ("w", "d"): 2,
     }
+
+
+def test_what_is_touched_again_and_again_counts_once():
+    again = [moving(f"again-{k}", ("big",), 64) for k in range(100)]
+    ops = [moving("small", (), 64), moving("big", (), 6 * MIB), *again]
+    assert distances_of([*ops, moving("end", ("small",), 64)])["small", "end"] == 1
+
+
+def test_nothing_is_farther_than_ops_have_moved():
+    rows = [moving(f"row-{k}", ("table",), 64, moved=128.0) for k in range(3)]
+    table = Op(name="table", kind="param", outputs=[Output(100 * MIB, persistent=True)])
+    found = distances_of(
+        [table, moving("small", (), 64, 0.0), *rows, moving("end", ("small",), 64)]
+    )
+    assert found["small", "end"] == 0
+    assert found["table", "row-2"] == 0
 
 
 def test_equal_ops_are_timed_once_and_known_ones_not_again(monkeypatch):

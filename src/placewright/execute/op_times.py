@@ -34,10 +34,10 @@ from placewright.errors import InputError
 from placewright.execute._cores import share_cores
 from placewright.execute._lanes import count_gpu_lanes
 from placewright.frontends._cache import cache_folder
-from placewright.graph import BoolArray, Graph, IdArray
+from placewright.graph import BoolArray, Graph, IdArray, IntArray
 
-DISTANCES = {"near": 0, "off": 2**20, "far": 8 * 2**20}
-"""How many bytes were moved since a tensor was last touched, at least: what caches it is in."""
+DISTANCES = {"near": 0, "off": 2**20, "far": 16 * 2**20}
+"""How many bytes were touched since a tensor last was, at least: what caches it is in."""
 
 FOLDER = "op-times"
 
@@ -99,31 +99,66 @@ def use_distances(graph: Graph) -> IdArray:  # [U]
     """
     Tell how far away tensors are when they are read, with the ops in their order.
 
-    It is the number of the last of `DISTANCES` that ops have moved since the tensor (or what it is
-    a view of) was made, read or overwritten; what the op that did so has moved counts, too. A
-    parameter's first reader comes after its last one in the step before, so that all of a small
-    model stays near.
+    It is the number of the last of `DISTANCES` that ops have touched since the tensor (or what it
+    is a view of) was made, read or overwritten; what the op that did so has touched counts, too.
+    Whatever is touched several times counts once, as it takes its place in a cache once; but it is
+    never more than ops have moved: of a table that is looked up, most is not touched. A parameter's
+    first reader comes after its last one in the step before, so that all of a small model stays
+    near.
     """
     root = graph.tensor_root
     count = graph.num_ops
-    moved = np.concatenate([[0.0], np.cumsum(graph.op_bytes)])  # before each op
-    is_resident = graph.tensor_is_resident
-    made = np.flatnonzero(~is_resident)
-    touched = np.concatenate([root[graph.use_tensor], root[made]]).astype(np.int64) * count
-    touched += np.concatenate([graph.use_op, graph.tensor_op[made]])
-    touches = np.unique(touched)
-    tensor, op = touches // count, touches % count
-    since = np.full(len(touches), 0.0)
-    same = np.flatnonzero(tensor[1:] == tensor[:-1]) + 1
-    since[same] = moved[op[same]] - moved[op[same - 1]]
-    firsts = np.flatnonzero(np.diff(tensor, prepend=-1))
-    lasts = np.append(firsts[1:], len(touches)) - 1
-    wraps = is_resident[tensor[firsts]]
-    first, last = firsts[wraps], lasts[wraps]
-    since[first] = moved[-1] - moved[op[last]] + moved[op[first]]
-    key = root[graph.use_tensor].astype(np.int64) * count + graph.use_op
-    bytes_since = since[np.searchsorted(touches, key)]
-    return np.searchsorted([*DISTANCES.values()][1:], bytes_since, "right").astype(np.int32)
+    made = np.flatnonzero(~graph.tensor_is_resident)
+    touched = np.concatenate([graph.use_op, graph.tensor_op[made]]).astype(np.int64)
+    touched = touched * graph.num_tensors + np.concatenate([root[graph.use_tensor], root[made]])
+    touches = np.unique(touched)  # in the order of ops
+    op, tensor = touches // graph.num_tensors, touches % graph.num_tensors
+    before = _touched_before(op, tensor, count)
+    at_op = np.searchsorted(op, np.arange(count + 1))
+    levels = np.zeros(len(touches), dtype=np.int32)
+    for limit in [*DISTANCES.values()][1:]:
+        starts = _first_within(limit, graph, at_op, tensor)
+        levels += before < starts[op]
+    key = graph.use_op.astype(np.int64) * graph.num_tensors + root[graph.use_tensor]
+    return levels[np.searchsorted(touches, key)]
+
+
+def _touched_before(op: IntArray, tensor: IntArray, num_ops: int) -> IntArray:
+    """Find the op that touched the same before; those of the step before are negative."""
+    order = np.lexsort((op, tensor))
+    ops, firsts = op[order], np.flatnonzero(np.diff(tensor[order], prepend=-1))
+    lasts = np.append(firsts[1:], len(order)) - 1
+    before = np.roll(ops, 1)
+    before[firsts] = ops[lasts] - num_ops
+    found = np.empty_like(before)
+    found[order] = before
+    return found
+
+
+def _first_within(limit: int, graph: Graph, at_op: IntArray, tensor: IntArray) -> IntArray:  # [N]
+    """
+    Find for each op the first one after which less than `limit` bytes were touched until it.
+
+    Ops of the step before are negative.
+    """
+    count = graph.num_ops
+    sizes = graph.tensor_bytes.tolist()
+    touched = [tensor[at_op[i] : at_op[i + 1]].tolist() for i in range(count)]
+    last = dict.fromkeys(range(graph.num_tensors), -1)
+    starts: list[int] = []
+    start, held = 0, 0
+    for i in range(2 * count):  # the step before, and this one
+        while held >= limit:
+            held -= sum(sizes[t] for t in touched[start % count] if last[t] == start)
+            start += 1
+        starts.append(start - count)
+        for t in touched[i % count]:
+            if last[t] < start:
+                held += sizes[t]
+            last[t] = i
+    moved = np.concatenate([[0.0], np.cumsum(np.tile(graph.op_bytes, 2))])
+    by_moved = np.searchsorted(moved, moved[count:-1] - limit, "right") - count
+    return np.minimum(starts[count:], by_moved)
 
 
 # --- Which devices are equal. ---
