@@ -161,10 +161,10 @@ def test_a_thread_takes_time_for_every_tensor_between_a_cpu_and_a_gpu():
     assert predict(mixed, candidate, found) == pytest.approx(43 * PS)
 
 
-@pytest.mark.parametrize(("size", "until"), [(4, 20), (40, 41)])
-def test_a_gpu_lends_a_parameter_ahead(size, until):
+@pytest.mark.parametrize(("size", "until", "slow_until"), [(4, 20, 20), (40, 41, 44)])
+def test_a_gpu_lends_a_parameter_ahead(size, until, slow_until):
     # The CPU runs `a` until 20. By then it has the weight, or waits for it until 1 + 40; to take it
-    # over takes it 3, and the GPU's thread as long, before it issues c at 3.
+    # over takes it 3, and the GPU's thread as long, before it begins to copy.
     ops = [
         Op(name="w", outputs=[Output(size, persistent=True)]),
         Op(name="a", outputs=[Output(1, keep=True)]),
@@ -175,7 +175,21 @@ def test_a_gpu_lends_a_parameter_ahead(size, until):
     assert found == pytest.approx((until + 10) * PS)
     slow = made_up(constants=Constants(hand_over_s=3 * PS))
     found = predict(problem, Candidate([0, 1, 1]), slow)
-    assert found == pytest.approx((until + 3 + 10) * PS)
+    assert found == pytest.approx((slow_until + 3 + 10) * PS)
+
+
+@pytest.mark.parametrize(("size", "until"), [(4, 14), (40, 45)])
+def test_what_arrives_at_a_gpu_waits_for_parameters_on_their_way(size, until):
+    # The weight goes first, until 1 + 40; what the CPU has made by 10 follows until 1 + 3 later.
+    ops = [
+        Op(name="w", outputs=[Output(size, persistent=True)]),
+        Op(name="a", outputs=[3]),
+        Op(name="b", inputs=["a"], outputs=[Output(1, keep=True)]),
+        Op(name="c", inputs=["b", "w"], outputs=[Output(1, keep=True)]),
+    ]
+    problem = tiny.problem(ops, {"a": 10, "b": 5, "c": 2}, make_cluster(("cpu", "cuda")))
+    found = predict(problem, Candidate([0, 0, 1, 1]), made_up())
+    assert found == pytest.approx((until + 5 + 2) * PS)
 
 
 def test_a_signal_does_not_wait_for_copies():

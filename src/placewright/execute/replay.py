@@ -12,7 +12,8 @@ This module owns what the executor does and the simulator does not:
   it was issued. What arrives for its next op is copied before that, what leaves is copied beside
   computing.
 * A CPU device takes as long for every tensor that it exchanges with a GPU, and puts what it sends
-  into pinned memory. It computes nothing meanwhile. Parameters go ahead, both ways.
+  into pinned memory. It computes nothing meanwhile. Parameters go ahead, both ways, from where the
+  plan says so; what arrives at a GPU then waits until its link is free.
 * Cores that idle leave memory and caches to the others. Where nothing at all is on a GPU, the
   processor has the core that would have worked for it.
 
@@ -34,8 +35,12 @@ from placewright.execute._lanes import lane_numbers
 from placewright.graph import BoolArray, FloatArray, IdArray
 from placewright.timeline import Timeline
 
-RULES = 4
+RULES = 5
 """The version of what follows; constants that were fitted to another one mean something else."""
+
+
+SENT, RECEIVED, BEGUN = range(3)
+"""What happens to a tensor in a row."""
 
 
 class KindConstants(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -73,8 +78,8 @@ class Replay:
     lane: IdArray  # [D] the device whose thread works for it
     device: IdArray  # [R] that sends or receives
     other: IdArray  # [R] the other end
-    is_sent: BoolArray  # [R] or else received
-    sender: IdArray  # [R] of what is received, the row in which it was sent; -1: a parameter
+    what: IdArray  # [R] `SENT`, `RECEIVED`, or `BEGUN`: a parameter goes ahead
+    sender: IdArray  # [R] of what is received, the row in which it was sent or begun; or -1
     work: FloatArray  # [R, 3] the device's before it: seconds, ops, seconds to gain
     latency_s: FloatArray  # [R] zero where there is nothing to copy, unless a core waits
     copy_s: FloatArray  # [R] bytes by bandwidth
@@ -116,7 +121,7 @@ class Replay:
 
     def _run(self, constants: Constants, scale: FloatArray) -> float:
         """Go from row to row; `scale` is on each device's work, [D, 3]."""
-        is_weight = ~self.is_sent & (self.sender < 0)
+        is_weight = (self.what == BEGUN) | (self.what == RECEIVED) & (self.sender < 0)
         factor = np.where(is_weight, constants.weights_factor, constants.copy_factor)
         each_s = np.where(is_weight, constants.weights_overhead_s, constants.transfer_overhead_s)
         overhead_s = np.where(self.copy_s > 0, each_s, 0.0)
@@ -125,7 +130,7 @@ class Replay:
             self.lane,
             self.device,
             self.other,
-            self.is_sent,
+            self.what,
             self.sender,
             (self.work * scale[self.device]).sum(axis=1),
             self.latency_s * constants.wake_factor,
@@ -143,7 +148,7 @@ def _go(
     lane: Any,  # [D]
     device: Any,
     other: Any,
-    is_sent: Any,
+    what: Any,
     sender: Any,
     work: Any,
     latency: Any,
@@ -160,7 +165,7 @@ def _go(
     done = np.zeros(num_devices)  # when each GPU is
     worked = np.zeros(num_devices)  # by each GPU up to then
     free = np.zeros((num_devices, num_devices))  # when a link to or from a GPU is
-    there = np.zeros(num_rows)  # when what was sent can be received
+    there = np.zeros(num_rows)  # when what was sent or begun can be received
     for r in range(num_rows):
         d, o = device[r], other[r]
         if is_gpu[d]:
@@ -168,39 +173,44 @@ def _go(
             if work[r] > worked[d]:
                 done[d] = max(done[d], issued[n]) + work[r] - worked[d]
                 worked[d] = work[r]
-            if is_sent[r]:
+            if what[r] == SENT:
                 issued[n] += hand_over[r]
                 told[r] = issued[n]
                 there[r] = max(done[d], issued[n])
                 if copy[r] > 0:
                     there[r] = free[d, o] = max(there[r], free[d, o]) + latency[r] + copy[r]
-            elif sender[r] < 0:  # fetched ahead
+            elif what[r] == BEGUN:  # fetched ahead
                 issued[n] += hand_over[r]
-                free[o, d] += latency[r] + copy[r]
-                done[d] = max(done[d], free[o, d])
+                begin = max(done[d], issued[n], free[o, d])
+                there[r] = free[o, d] = begin + latency[r] + copy[r]
+            elif what[sender[r]] == BEGUN:
+                done[d] = max(done[d], there[sender[r]])
             elif is_gpu[o]:
                 if lane[o] != n:
                     issued[n] = max(issued[n], told[sender[r]]) + hand_over[r]
                 done[d] = max(done[d], issued[n], there[sender[r]])
             else:
                 issued[n] = max(issued[n], there[sender[r]]) + hand_over[r]
-                done[d] = max(done[d], issued[n]) + latency[r] + copy[r]
+                done[d] = max(done[d], issued[n])
+                if copy[r] > 0:
+                    done[d] = free[o, d] = max(done[d], free[o, d]) + latency[r] + copy[r]
+            continue
+        if what[r] == BEGUN:  # lent ahead
+            issued[lane[o]] += hand_over[r]
+            begin = max(issued[lane[o]], free[o, d])
+            there[r] = free[o, d] = begin + latency[r] + copy[r]
             continue
         now = work[r] + waited[d]
-        if is_sent[r]:
+        if what[r] == SENT:
             if is_gpu[o]:
                 waited[d] += hand_over[r] + staging[r]
             there[r] = work[r] + waited[d]
             continue
         ready = 0.0 if sender[r] < 0 else there[sender[r]]
-        if not is_gpu[o]:
-            end = (ready + latency[r] if ready > now else now) + copy[r]
-        elif sender[r] < 0:  # lent ahead
-            issued[lane[o]] += hand_over[r]
-            free[o, d] += latency[r] + copy[r]
-            end = max(now, free[o, d]) + hand_over[r]
-        else:
+        if is_gpu[o]:
             end = max(now, ready) + hand_over[r]
+        else:
+            end = (ready + latency[r] if ready > now else now) + copy[r]
         waited[d] += end - now
     last = 0.0
     for d in range(num_devices):
@@ -227,9 +237,13 @@ def _reduce(timeline: Timeline, costs: Costs) -> Replay:
     goes = np.zeros((graph.num_tensors, cluster.num_devices), dtype=np.bool_)
     goes[graph.use_tensor[away], target[away]] = True
     rows = np.empty(2 * int(goes.sum()), dtype=_ROW)
+    is_cpu = np.array([kind == "cpu" for kind in cluster.device_kinds])
     total = np.zeros((cluster.num_devices, 3))
     num_rows = _walk(
-        timeline.sequence[timeline.sequence < graph.num_ops],
+        timeline.sequence,
+        timeline.transfers.tensor,
+        timeline.transfers.target,
+        is_cpu,
         place,
         times_s,
         gains_s,
@@ -243,17 +257,16 @@ def _reduce(timeline: Timeline, costs: Costs) -> Replay:
         total,
     )
     rows = rows[:num_rows]
-    device, other, is_sent = rows["device"].copy(), rows["other"].copy(), rows["is_sent"].copy()
-    source, target = np.where(is_sent, device, other), np.where(is_sent, other, device)
+    device, other, what = rows["device"].copy(), rows["other"].copy(), rows["what"].copy()
+    source, target = np.where(what == SENT, [device, other], [other, device])
     size = graph.tensor_bytes[rows["tensor"]]
-    is_cpu = np.array([kind == "cpu" for kind in cluster.device_kinds])
     has_latency = (size > 0) | (is_cpu[source] & is_cpu[target])
     return Replay(
         kinds=cluster.device_kinds,
         lane=np.array(lane_numbers(cluster.device_names, cluster.device_kinds), dtype=np.int32),
         device=device,
         other=other,
-        is_sent=is_sent,
+        what=what,
         sender=rows["sender"].copy(),
         work=np.stack([rows["work_s"], rows["num_ops"], rows["gain_s"]], axis=1),
         latency_s=np.where(has_latency, cluster.latency_s[source, target], 0.0),
@@ -268,10 +281,10 @@ _ROW = np.dtype(
         ("other", np.int32),
         ("sender", np.int32),
         ("tensor", np.int32),
+        ("what", np.int32),
         ("work_s", np.float64),
         ("num_ops", np.float64),
         ("gain_s", np.float64),
-        ("is_sent", np.bool_),
     ],
     align=True,
 )
@@ -280,7 +293,10 @@ _ROW = np.dtype(
 
 @kept(nogil=True)
 def _walk(
-    order: Any,  # ops as they start
+    order: Any,  # ops and transfers as they start
+    moved: Any,  # tensors of transfers
+    target: Any,  # devices of transfers
+    is_cpu: Any,  # [D]
     place: Any,  # [N]
     times_s: Any,  # [N]
     gains_s: Any,  # [N]
@@ -294,33 +310,49 @@ def _walk(
     total: Any,  # [D, 3]
 ) -> int:
     """Write rows, and all work of each device into `total`; give their number."""
+    num_ops = len(place)
     sent = np.full(goes.shape, -1, dtype=np.int32)  # row
     is_there = np.zeros(goes.shape, dtype=np.bool_)
     n = 0
-    for op in order:
-        d = place[op]
-        for k in range(begins[op], begins[op + 1]):
+    for each in order:
+        if each >= num_ops:
+            tensor, d = moved[each - num_ops], target[each - num_ops]
+            source = place[maker[tensor]]
+            if is_resident[maker[tensor]] and not (is_cpu[d] and is_cpu[source]):
+                sent[tensor, d] = n
+                _write(rows[n], d, source, BEGUN, -1, tensor, total[d])
+                n += 1
+            continue
+        d = place[each]
+        for k in range(begins[each], begins[each + 1]):
             tensor = inputs[k]
             source = place[maker[tensor]]
             if source != d and not is_there[tensor, d]:
                 is_there[tensor, d] = True
-                row = rows[n]
-                row["device"], row["other"], row["is_sent"] = d, source, False
-                row["sender"], row["tensor"] = sent[tensor, d], tensor
-                row["work_s"], row["num_ops"], row["gain_s"] = total[d]
+                if sent[tensor, d] < 0 and not (is_cpu[d] and is_cpu[source]):
+                    sent[tensor, d] = n  # nothing to copy: no transfer
+                    _write(rows[n], d, source, BEGUN, -1, tensor, total[d])
+                    n += 1
+                _write(rows[n], d, source, RECEIVED, sent[tensor, d], tensor, total[d])
                 n += 1
-        if times_s[op] > 0:
-            total[d, 0] += times_s[op]
+        if times_s[each] > 0:
+            total[d, 0] += times_s[each]
             total[d, 1] += 1
-            total[d, 2] += gains_s[op]
-        if not is_resident[op]:
-            for tensor in range(outputs[op], outputs[op + 1]):
+            total[d, 2] += gains_s[each]
+        if not is_resident[each]:
+            for tensor in range(outputs[each], outputs[each + 1]):
                 for t in range(goes.shape[1]):
                     if goes[tensor, t]:
                         sent[tensor, t] = n
-                        row = rows[n]
-                        row["device"], row["other"], row["is_sent"] = d, t, True
-                        row["sender"], row["tensor"] = -1, tensor
-                        row["work_s"], row["num_ops"], row["gain_s"] = total[d]
+                        _write(rows[n], d, t, SENT, -1, tensor, total[d])
                         n += 1
     return n
+
+
+@kept(nogil=True)
+def _write(
+    row: Any, device: int, other: int, what: int, sender: int, tensor: int, work: Any
+) -> None:
+    row["device"], row["other"], row["what"] = device, other, what
+    row["sender"], row["tensor"] = sender, tensor
+    row["work_s"], row["num_ops"], row["gain_s"] = work
