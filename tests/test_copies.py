@@ -9,7 +9,15 @@ pytest.importorskip("torch")
 import torch
 
 from placewright.execute import _copies
-from placewright.execute._copies import KEPT_BYTES, SMALL_BYTES, GpuWay, PinnedRooms
+from placewright.execute._copies import (
+    KEPT_BYTES,
+    MOST_GAPS,
+    SMALL_BYTES,
+    GpuWay,
+    PinnedRooms,
+    blank,
+    copy_over,
+)
 
 SMALL, LARGE = torch.arange(6.0).view(2, 3), torch.ones(SMALL_BYTES // 4 + 1)
 
@@ -86,6 +94,46 @@ def test_strides_stay(streams):
     assert (made == SMALL.t()).all()
 
 
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.arange(24.0).view(2, 12)[:, 4:8],
+        torch.arange(24.0).view(2, 12)[:, 8:].t(),
+        torch.arange(48.0).view(2, 4, 6)[:, 1:3, ::2].transpose(0, 2),
+    ],
+)
+def test_what_has_gaps_is_copied_in_one_piece(tensor, monkeypatch):
+    pieces = []
+    real = torch.Tensor.copy_
+
+    def note(made, given, non_blocking):
+        pieces.append((made.is_contiguous(), given.is_contiguous(), non_blocking))
+        return real(made, given)
+
+    monkeypatch.setattr(torch.Tensor, "copy_", note)
+    made = blank(tensor)
+    assert copy_over(made, tensor) is made
+    assert pieces == [(True, True, True)]
+    assert made.stride() == tensor.stride()
+    assert torch.equal(made, tensor)
+
+
+@pytest.mark.parametrize("gaps", [MOST_GAPS - 1, MOST_GAPS + 1])
+def test_what_is_mostly_gaps_is_copied_without(gaps):
+    tensor = torch.arange(100.0 * (1 + gaps)).view(100, 1 + gaps)[:, 0]
+    made = blank(tensor)
+    made.untyped_storage().fill_(0)
+    copy_over(made, tensor)
+    assert torch.equal(made, tensor)
+    between = made.as_strided((100 * (1 + gaps) - gaps,), (1,))[1]
+    assert between == (1.0 if gaps < MOST_GAPS else 0.0)
+
+
+def test_one_row_that_stands_for_many_is_no_gap():
+    tensor = torch.arange(4.0).expand(3, 4)
+    assert torch.equal(copy_over(torch.empty(3, 4), tensor), tensor)
+
+
 def test_a_parameter_waits_for_nothing_that_is_computed(streams):
     way = GpuWay(streams, PinnedRooms())
     assert (way.fetch(LARGE) == LARGE).all()
@@ -93,3 +141,23 @@ def test_a_parameter_waits_for_nothing_that_is_computed(streams):
     assert set(way.done.asked) == {("record", streams.lend)}
     assert not streams.compute.asked
     assert not streams.lend.asked
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_no_thread_waits_for_what_has_gaps():
+    away = torch.arange(3.0 * 2**20, device="cuda").view(1024, -1)[:, 1024:2048]
+    here = blank(away, pin_memory=True)
+    back = blank(away, device="cuda")
+    copy_over(here, away)  # whatever is done only once
+    torch.cuda.synchronize()
+    here.zero_()
+    torch.cuda._sleep(10**9)  # about half a second
+    copy_over(here, away)
+    copy_over(back, here)
+    done = torch.cuda.Event()
+    done.record()
+    assert not done.query()
+    done.synchronize()
+    assert torch.equal(here, away.cpu())
+    assert torch.equal(back, away)

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from placewright.execute._boxes import Box
-from placewright.execute._copies import GpuWay, PinnedRooms, Streams, blank
+from placewright.execute._copies import GpuWay, PinnedRooms, Streams, blank, copy_over
 from placewright.execute.allocation import leave_room
 from placewright.execute.devices import Lane, RealDevice
 from placewright.execute.graphs import CudaRecorder, Segments
@@ -319,7 +319,7 @@ class Runner:
         if segments is not None:
             segments.keep(content)
         made = self._room(channel.target, ("box", number), content)
-        return made.copy_(content, non_blocking=True)
+        return copy_over(made, content)
 
     def _fetch(self, number: int, tensor: Tensor) -> Tensor:
         channel, _, target = self.kinds[number]
