@@ -25,7 +25,7 @@ from placewright.execute.replay import Constants, KindConstants, Replay
 
 FloatArray = NDArray[np.float64]
 
-NUM_FOLDS = 5
+NUM_FOLDS = 10
 NUM_DRAWS = 200
 """Of noise, to tell what it does to an order."""
 

@@ -8,8 +8,7 @@ by the stream that computes, which would have to wait for it. A small one that l
 that stream, too: the events between two of them would take longer.
 
 A tensor with gaps, such as a part of a product's columns, is copied with them. PyTorch would first
-close them in memory that is not pinned, and have the thread wait for that: the three parts of a
-GPT-2's attention took a step 1 to 5 milliseconds.
+close them in memory that is not pinned, and have the thread wait for that.
 
 Where no two steps are under way at once, tensors have the same pinned memory in every step, up to
 `KEPT_BYTES` in all: to ask for some takes a thread that has just computed 50 to 100 microseconds.
