@@ -20,7 +20,8 @@ from placewright.bench.fidelity_book import FidelityBook
 from placewright.bench.fidelity_fit import Sample, agreement, calibrate, covered
 from placewright.bench.fidelity_tables import Fidelity, read_fidelity
 
-FIGURES = ("median error", "Spearman", "Kendall near", "plans near")
+FIGURES = {"median error": ".1%", "Spearman": ".3f", "Kendall near": ".3f", "plans near": ".0f"}
+"""What is told of each model, and how it is written."""
 
 
 def main() -> None:
@@ -54,10 +55,10 @@ def main() -> None:
     for name in ("model", *FIGURES):
         table.add_column(name)
     for model, rows in figures.items():
-        table.add_row(model, *map(in_words, FIGURES, np.array(rows).T))
+        table.add_row(model, *map(in_words, np.array(rows).T, FIGURES.values()))
     console = Console(width=120)
     console.print(table)
-    console.print(f"In the 90 % interval: {in_words('median error', np.array(shares))}")
+    console.print(f"In the 90 % interval: {in_words(np.array(shares), '.1%')}")
 
 
 def deal(found: Fidelity, random: np.random.Generator) -> tuple[list[Sample], list[Sample]]:
@@ -72,14 +73,12 @@ def deal(found: Fidelity, random: np.random.Generator) -> tuple[list[Sample], li
     return fitting, tested
 
 
-def in_words(name: str, values: np.ndarray) -> str:
+def in_words(values: np.ndarray, form: str) -> str:
     """Write a figure's mean and range; those that could not be told do not count."""
-    form = {"median error": "{:.1%}", "plans near": "{:.0f}"}.get(name, "{:.3f}")
     known = values[np.isfinite(values)]
     if not len(known):
         return "–"
-    mean, low, high = (form.format(x) for x in (known.mean(), known.min(), known.max()))
-    return f"{mean} ({low} to {high})"
+    return f"{known.mean():{form}} ({known.min():{form}} to {known.max():{form}})"
 
 
 if __name__ == "__main__":

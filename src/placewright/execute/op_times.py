@@ -137,7 +137,7 @@ def _touched_before(op: IntArray, tensor: IntArray, num_ops: int) -> IntArray:
 
 def _first_within(limit: int, graph: Graph, at_op: IntArray, tensor: IntArray) -> IntArray:  # [N]
     """
-    Find for each op the first one after which less than `limit` bytes were touched until it.
+    Find for each op the first one since which less than `limit` bytes were touched before it.
 
     Ops of the step before are negative.
     """

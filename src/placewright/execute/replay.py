@@ -38,7 +38,6 @@ from placewright.timeline import Timeline
 RULES = 5
 """The version of what follows; constants that were fitted to another one mean something else."""
 
-
 SENT, RECEIVED, BEGUN = range(3)
 """What happens to a tensor in a row."""
 
@@ -329,10 +328,6 @@ def _walk(
             source = place[maker[tensor]]
             if source != d and not is_there[tensor, d]:
                 is_there[tensor, d] = True
-                if sent[tensor, d] < 0 and not (is_cpu[d] and is_cpu[source]):
-                    sent[tensor, d] = n  # nothing to copy: no transfer
-                    _write(rows[n], d, source, BEGUN, -1, tensor, total[d])
-                    n += 1
                 _write(rows[n], d, source, RECEIVED, sent[tensor, d], tensor, total[d])
                 n += 1
         if times_s[each] > 0:
