@@ -10,7 +10,8 @@ This module owns what the executor does and the simulator does not:
 * One thread issues what all GPUs do (for a share of a GPU, its own). It waits for what another
   thread sends and takes some time for every tensor that comes or goes; a GPU begins nothing before
   it was issued. What arrives for its next op is copied before that, what leaves is copied beside
-  computing.
+  computing. A link to or from a GPU carries one tensor after the other; its latency passes
+  meanwhile, and what arrives while the GPU still computes has none.
 * A CPU device takes as long for every tensor that it exchanges with a GPU, and puts what it sends
   into pinned memory. It computes nothing meanwhile. Parameters go ahead, both ways, from where the
   plan says so; what arrives at a GPU then waits until its link is free.
@@ -35,7 +36,7 @@ from placewright.execute._lanes import lane_numbers
 from placewright.graph import BoolArray, FloatArray, IdArray
 from placewright.timeline import Timeline
 
-RULES = 5
+RULES = 6
 """The version of what follows; constants that were fitted to another one mean something else."""
 
 SENT, RECEIVED, BEGUN = range(3)
@@ -177,11 +178,12 @@ def _go(
                 told[r] = issued[n]
                 there[r] = max(done[d], issued[n])
                 if copy[r] > 0:
-                    there[r] = free[d, o] = max(there[r], free[d, o]) + latency[r] + copy[r]
+                    free[d, o] = max(there[r], free[d, o]) + copy[r]
+                    there[r] = free[d, o] + latency[r]
             elif what[r] == BEGUN:  # fetched ahead
                 issued[n] += hand_over[r]
-                begin = max(done[d], issued[n], free[o, d])
-                there[r] = free[o, d] = begin + latency[r] + copy[r]
+                free[o, d] = max(done[d], issued[n], free[o, d]) + copy[r]
+                there[r] = free[o, d] + latency[r]
             elif what[sender[r]] == BEGUN:
                 done[d] = max(done[d], there[sender[r]])
             elif is_gpu[o]:
@@ -190,14 +192,14 @@ def _go(
                 done[d] = max(done[d], issued[n], there[sender[r]])
             else:
                 issued[n] = max(issued[n], there[sender[r]]) + hand_over[r]
-                done[d] = max(done[d], issued[n])
+                done[d] = max(done[d], issued[n] + latency[r])
                 if copy[r] > 0:
-                    done[d] = free[o, d] = max(done[d], free[o, d]) + latency[r] + copy[r]
+                    done[d] = free[o, d] = max(done[d], free[o, d]) + copy[r]
             continue
         if what[r] == BEGUN:  # lent ahead
             issued[lane[o]] += hand_over[r]
-            begin = max(issued[lane[o]], free[o, d])
-            there[r] = free[o, d] = begin + latency[r] + copy[r]
+            free[o, d] = max(issued[lane[o]], free[o, d]) + copy[r]
+            there[r] = free[o, d] + latency[r]
             continue
         now = work[r] + waited[d]
         if what[r] == SENT:
