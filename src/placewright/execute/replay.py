@@ -121,10 +121,6 @@ class Replay:
 
     def _run(self, constants: Constants, scale: FloatArray) -> float:
         """Go from row to row; `scale` is on each device's work, [D, 3]."""
-        is_weight = (self.what == BEGUN) | (self.what == RECEIVED) & (self.sender < 0)
-        factor = np.where(is_weight, constants.weights_factor, constants.copy_factor)
-        each_s = np.where(is_weight, constants.weights_overhead_s, constants.transfer_overhead_s)
-        overhead_s = np.where(self.copy_s > 0, each_s, 0.0)
         time_s: float = _go(
             np.array([kind == "cuda" for kind in self.kinds]),
             self.lane,
@@ -132,12 +128,16 @@ class Replay:
             self.other,
             self.what,
             self.sender,
-            (self.work * scale[self.device]).sum(axis=1),
-            self.latency_s * constants.wake_factor,
-            overhead_s + self.copy_s * factor,
-            self.copy_s * constants.staging_factor,
-            np.where(self.copy_s > 0, constants.hand_over_s, 0.0),
-            (self.total_work * scale).sum(axis=1),
+            self.work,
+            self.latency_s,
+            self.copy_s,
+            self.total_work,
+            scale,
+            (constants.transfer_overhead_s, constants.copy_factor),
+            (constants.weights_overhead_s, constants.weights_factor),
+            constants.wake_factor,
+            constants.staging_factor,
+            constants.hand_over_s,
         )
         return time_s
 
@@ -146,16 +146,20 @@ class Replay:
 def _go(
     is_gpu: Any,  # [D]
     lane: Any,  # [D]
-    device: Any,
+    device: Any,  # [R], as are those that follow
     other: Any,
     what: Any,
     sender: Any,
-    work: Any,
-    latency: Any,
-    copy: Any,
-    staging: Any,
-    hand_over: Any,
-    total: Any,  # [D]
+    works: Any,  # [R, 3]
+    latency_s: Any,
+    copy_s: Any,
+    total: Any,  # [D, 3]
+    scale: Any,  # [D, 3] on work
+    per_tensor: Any,  # seconds more, and times those of its bytes
+    per_weight: Any,
+    wake_factor: float,
+    staging_factor: float,
+    hand_over_s: float,
 ) -> float:
     """Give when the last device is done; all times in seconds."""
     num_devices, num_rows = len(is_gpu), len(device)
@@ -168,60 +172,71 @@ def _go(
     there = np.zeros(num_rows)  # when what was sent or begun can be received
     for r in range(num_rows):
         d, o = device[r], other[r]
+        work = _weigh(works[r], scale[d])
+        latency, copy, hand_over = wake_factor * latency_s[r], 0.0, 0.0
+        if copy_s[r] > 0:
+            is_weight = what[r] == BEGUN or (what[r] == RECEIVED and sender[r] < 0)
+            more_s, factor = per_weight if is_weight else per_tensor
+            copy, hand_over = more_s + factor * copy_s[r], hand_over_s
         if is_gpu[d]:
             n = lane[d]
-            if work[r] > worked[d]:
-                done[d] = max(done[d], issued[n]) + work[r] - worked[d]
-                worked[d] = work[r]
+            if work > worked[d]:
+                done[d] = max(done[d], issued[n]) + work - worked[d]
+                worked[d] = work
             if what[r] == SENT:
-                issued[n] += hand_over[r]
+                issued[n] += hand_over
                 told[r] = issued[n]
                 there[r] = max(done[d], issued[n])
-                if copy[r] > 0:
-                    free[d, o] = max(there[r], free[d, o]) + copy[r]
-                    there[r] = free[d, o] + latency[r]
+                if copy > 0:
+                    free[d, o] = max(there[r], free[d, o]) + copy
+                    there[r] = free[d, o] + latency
             elif what[r] == BEGUN:  # fetched ahead
-                issued[n] += hand_over[r]
-                free[o, d] = max(done[d], issued[n], free[o, d]) + copy[r]
-                there[r] = free[o, d] + latency[r]
+                issued[n] += hand_over
+                free[o, d] = max(done[d], issued[n], free[o, d]) + copy
+                there[r] = free[o, d] + latency
             elif what[sender[r]] == BEGUN:
                 done[d] = max(done[d], there[sender[r]])
             elif is_gpu[o]:
                 if lane[o] != n:
-                    issued[n] = max(issued[n], told[sender[r]]) + hand_over[r]
+                    issued[n] = max(issued[n], told[sender[r]]) + hand_over
                 done[d] = max(done[d], issued[n], there[sender[r]])
             else:
-                issued[n] = max(issued[n], there[sender[r]]) + hand_over[r]
-                done[d] = max(done[d], issued[n] + latency[r])
-                if copy[r] > 0:
-                    done[d] = free[o, d] = max(done[d], free[o, d]) + copy[r]
+                issued[n] = max(issued[n], there[sender[r]]) + hand_over
+                done[d] = max(done[d], issued[n] + latency)
+                if copy > 0:
+                    done[d] = free[o, d] = max(done[d], free[o, d]) + copy
             continue
         if what[r] == BEGUN:  # lent ahead
-            issued[lane[o]] += hand_over[r]
-            free[o, d] = max(issued[lane[o]], free[o, d]) + copy[r]
-            there[r] = free[o, d] + latency[r]
+            issued[lane[o]] += hand_over
+            free[o, d] = max(issued[lane[o]], free[o, d]) + copy
+            there[r] = free[o, d] + latency
             continue
-        now = work[r] + waited[d]
+        now = work + waited[d]
         if what[r] == SENT:
             if is_gpu[o]:
-                waited[d] += hand_over[r] + staging[r]
-            there[r] = work[r] + waited[d]
+                waited[d] += hand_over + staging_factor * copy_s[r]
+            there[r] = work + waited[d]
             continue
         ready = 0.0 if sender[r] < 0 else there[sender[r]]
         if is_gpu[o]:
-            end = max(now, ready) + hand_over[r]
+            end = max(now, ready) + hand_over
         else:
-            end = (ready + latency[r] if ready > now else now) + copy[r]
+            end = (ready + latency if ready > now else now) + copy
         waited[d] += end - now
     last = 0.0
     for d in range(num_devices):
         if is_gpu[d]:
-            left = total[d] - worked[d]
+            left = _weigh(total[d], scale[d]) - worked[d]
             end = max(done[d], issued[lane[d]]) + left if left > 0 else done[d]
         else:
-            end = total[d] + waited[d]
+            end = _weigh(total[d], scale[d]) + waited[d]
         last = max(last, end)
     return last
+
+
+@kept(nogil=True)
+def _weigh(work: Any, scale: Any) -> Any:  # [3]
+    return work[0] * scale[0] + work[1] * scale[1] + work[2] * scale[2]
 
 
 def _reduce(timeline: Timeline, costs: Costs) -> Replay:
