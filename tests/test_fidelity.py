@@ -10,9 +10,10 @@ import pytest
 from scipy import stats
 from typer.testing import CliRunner
 
-from placewright.bench import fidelity, fidelity_fit
+from placewright.bench import fidelity, fidelity_deals, fidelity_fit
 from placewright.bench.fidelity import LARGE, MODELS, QUICK_MODELS, FidelityChoice, runnable
 from placewright.bench.fidelity_book import FidelityBook, Record, to_placement, to_text
+from placewright.bench.fidelity_deals import make_deals
 from placewright.bench.fidelity_fit import (
     Sample,
     agreement,
@@ -571,17 +572,16 @@ def test_where_few_plans_are_near_the_best_some_are_made_of_it():
     assert not any(plan.kind == "moved" for plan in draw_plans(problem, 18, 3))
 
 
-def test_plans_are_of_several_kinds_different_and_half_of_them_for_fitting():
+def test_plans_are_of_several_kinds_and_different():
     problem = real_problem()
     plans = draw_plans(problem, 18, 3)
     assert len(plans) == len({to_text(plan.placement) for plan in plans}) == 18
     assert len({plan.kind for plan in plans}) >= 4
     assert any(plan.kind == "one device" for plan in plans)
     assert len({plan.name for plan in plans}) == 18
-    assert 8 <= sum(plan.part == "fit" for plan in plans) <= 10
     again = draw_plans(problem, 18, 3)
-    assert [(p.name, p.part, to_text(p.placement)) for p in plans] == [
-        (p.name, p.part, to_text(p.placement)) for p in again
+    assert [(p.name, to_text(p.placement)) for p in plans] == [
+        (p.name, to_text(p.placement)) for p in again
     ]
     for plan in plans:
         problem.check(plan.placement)
@@ -604,7 +604,6 @@ def record(plan="p", **more):
         "model": "m",
         "plan": plan,
         "kind": "split",
-        "part": "fit",
         "placement": "0101",
         "simulated_s": 1.0,
         "simulated_bytes": {"cpu:0": 10},
@@ -651,7 +650,7 @@ def test_a_book_keeps_what_ops_take(tmp_path):
         book.load_problem("m")
 
 
-def test_there_is_no_table_of_peaks_where_none_was_measured(tmp_path):
+def test_there_is_no_table_of_peaks_where_none_was_measured(tmp_path, few_fits):
     book = filled_book(tmp_path)
     (tmp_path / "plans.jsonl").write_bytes(
         b"\n".join(
@@ -661,6 +660,13 @@ def test_there_is_no_table_of_peaks_where_none_was_measured(tmp_path):
     )
     titles = [table.title for table in make_tables(read_fidelity(book))]
     assert [title.split(",")[0] for title in titles] == ["Step times", "Calibration"]
+
+
+@pytest.fixture
+def few_fits(monkeypatch):
+    """Two deals, and three parts for residuals."""
+    monkeypatch.setattr(fidelity_deals, "NUM_PAIRS", 1)
+    monkeypatch.setattr(fidelity_fit, "NUM_FOLDS", 3)
 
 
 def filled_book(folder, num_plans=16):
@@ -679,7 +685,7 @@ def filled_book(folder, num_plans=16):
             measured_s = Replay.of(line).time_s(constants) * math.exp(random.normal(0, 0.03))
             names = problem.cluster.device_names
             peaks = dict(zip(names, line.peak_bytes.tolist(), strict=True))
-            fields = {"model": model, "kind": plan.kind, "part": plan.part}
+            fields = {"model": model, "kind": plan.kind}
             fields |= {"placement": to_text(plan.placement), "simulated_s": line.makespan_s}
             fields |= {"simulated_bytes": peaks, "measured_bytes": peaks}
             times = measured_s * np.array([1.5, 1.0]) * np.exp(random.normal(0, 0.02, 2))
@@ -692,7 +698,7 @@ def filled_book(folder, num_plans=16):
     return book
 
 
-def test_tables_tell_of_every_model_and_calibration_helps(tmp_path):
+def test_tables_tell_of_every_model_and_calibration_helps(tmp_path, few_fits):
     book = filled_book(tmp_path)
     found = read_fidelity(book)
     times, peaks, constants = make_tables(found)
@@ -703,14 +709,39 @@ def test_tables_tell_of_every_model_and_calibration_helps(tmp_path):
     [note] = [note for note in times.notes if "ran in 2 processes" in note]
     assert f"by {np.median([r.noise_sd() for r in found.results]):.1%} (sd; median" in note
     assert any("Those differed by 30.0% (median model)" in note for note in times.notes)
-    for raw, fitted, before in zip(*(times.rows[k::3] for k in range(3)), strict=True):
-        assert float(fitted[4].rstrip("%")) < float(before[4].rstrip("%"))
-        assert not fitted[-1]
-        assert before[-1].endswith(" of 8")
-        assert float(fitted[4].rstrip("%")) < float(raw[4].rstrip("%"))
-        assert float(fitted[4].rstrip("%")) < 10
+    for rows in zip(*(times.rows[k::3] for k in range(3)), strict=True):
+        raw, fitted, before = (float(row[4].split("%")[0]) for row in rows)
+        assert fitted < min(raw, before, 10)
+        assert [bool(row[-1]) for row in rows] == [False, False, True]
     assert dict(constants.rows)["op times on cpu, times"].startswith("1.")
-    assert len(make_panels(found)) == 2
+    panels = make_panels(found)
+    assert [len(panel.measured_s) for panel in panels] == [16, 16]
+    errors = [np.divide(panel.predicted_s, panel.measured_s) - 1 for panel in panels]
+    assert np.median(np.abs(errors)) < 0.06
+
+
+def test_every_plan_is_tested_in_half_of_the_deals_and_fitted_to_in_the_others(monkeypatch):
+    fitted_to = []
+
+    def noting(samples, devices):
+        fitted_to.append({id(sample) for sample in samples})
+        return made_up()
+
+    monkeypatch.setattr(fidelity_deals, "calibrate", noting)
+    samples = {"odd": planted()[1][:5], "even": planted()[1][5:11]}
+    deals = make_deals(samples, ["a core"])
+    assert len(deals) == len(fitted_to) == 10
+    for model, mine in samples.items():
+        counts = [sum(k in deal.tested[model] for deal in deals) for k in range(len(mine))]
+        assert counts == [5] * len(mine)
+        order = np.argsort([sample.measured_s for sample in mine])
+        for deal, fitted in zip(deals, fitted_to, strict=True):
+            tested = {id(mine[k]) for k in deal.tested[model]}
+            assert not tested & fitted
+            assert {id(sample) for sample in mine} <= tested | fitted
+            for a, b in zip(order[::2], order[1::2], strict=False):
+                assert (a in deal.tested[model]) != (b in deal.tested[model])
+    assert len({tuple(deal.tested["even"]) for deal in deals}) > 2
 
 
 def test_as_many_plans_take_turns_as_memory_holds():
@@ -728,7 +759,7 @@ def test_as_many_plans_take_turns_as_memory_holds():
 
 
 def test_pictures_are_equal_to_the_byte(tmp_path):
-    panel = Panel("m$1", (0.01, 0.02, 0.5), (0.012, 0.019, 0.6), (True, False, True), (0.9, 1.2))
+    panel = Panel("m$1", (0.01, 0.02, 0.5), (0.012, 0.019, 0.6), (0.9, 1.2))
     draw_scatter([panel] * 4, tmp_path / "a.svg")
     draw_scatter([panel] * 4, tmp_path / "b.svg")
     data = (tmp_path / "a.svg").read_bytes()
@@ -738,7 +769,7 @@ def test_pictures_are_equal_to_the_byte(tmp_path):
         draw_scatter([], tmp_path / "c.svg")
 
 
-def test_a_bench_that_was_run_is_shown_again(tmp_path):
+def test_a_bench_that_was_run_is_shown_again(tmp_path, few_fits):
     filled_book(tmp_path / "out")
     page = tmp_path / "page.md"
     (tmp_path / "images").mkdir()
@@ -767,8 +798,10 @@ def test_options_of_other_benches_are_refused(tmp_path):
 def test_nothing_measured_is_said_so(tmp_path):
     book = FidelityBook(tmp_path)
     book.open()
-    with pytest.raises(InputError, match="0 plans to fit"):
+    with pytest.raises(InputError, match="has no plan that ran"):
         read_fidelity(book)
+    with pytest.raises(InputError, match="2 plans are too few to fit and to test"):
+        make_deals({"m": planted()[1][:2]}, ["a core"])
 
 
 def test_models_are_named_so_that_they_can_be_loaded():
@@ -937,7 +970,9 @@ def test_compare_says_how_likely_the_best_is_faster():
 
 
 @pytest.mark.slow
-def test_a_quick_bench_measures_four_plans_and_goes_on_where_it_was(tmp_path, monkeypatch):
+def test_a_quick_bench_measures_four_plans_and_goes_on_where_it_was(
+    tmp_path, monkeypatch, few_fits
+):
     pytest.importorskip("torch")
     from placewright.execute.devices import list_devices
 
@@ -960,7 +995,6 @@ def test_a_quick_bench_measures_four_plans_and_goes_on_where_it_was(tmp_path, mo
     assert all(each.measured_s == sum(each.processes_s) / 2 > 0 for each in found)
     before, again = book.load_problem("tiny-gpt2").costs, book.load_again("tiny-gpt2")
     assert again.op_ps.shape == before.op_ps.shape
-    assert {each.part for each in found} == {"fit", "test"}
     assert "Calibration" in done.output
     again = CliRunner().invoke(app, ["bench", "fidelity", *map(str, options)])
     assert again.exit_code == 0, again.output

@@ -296,6 +296,7 @@ MAY_IMPORT = {
         "bench.fidelity_plans", "errors", "execute.calibration", "execute.op_times",
         "execute.replay",
     },
+    "bench.fidelity_deals": {"bench.fidelity_fit", "errors", "execute.calibration"},
     "bench.fidelity_book": {
         "bench.fidelity_plans", "cluster", "costs", "errors", "files", "graph", "problem",
     },
@@ -306,7 +307,8 @@ MAY_IMPORT = {
         "plan", "problem", "simulator", "timeline", "units",
     },
     "bench.fidelity_tables": {
-        "bench.fidelity_book", "bench.fidelity_fit", "bench.fidelity_plans", "bench.tables",
+        "bench.fidelity_book", "bench.fidelity_deals", "bench.fidelity_fit",
+        "bench.fidelity_plans", "bench.tables",
         "errors", "execute.calibration", "execute.replay", "execute.replayed_peaks", "problem",
         "report.scatter", "simulator", "units",
     },

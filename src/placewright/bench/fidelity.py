@@ -225,7 +225,6 @@ def _record(
         model=model,
         plan=plan.name,
         kind=plan.kind,
-        part=plan.part,
         placement=to_text(plan.placement),
         simulated_s=timeline.makespan_s,
         simulated_bytes=dict(zip(names, timeline.peak_bytes.tolist(), strict=True)),

@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 
 from placewright import files
-from placewright.bench.fidelity_plans import Part, Placement
+from placewright.bench.fidelity_plans import Placement
 from placewright.cluster import Cluster
 from placewright.costs import Costs
 from placewright.errors import InputError
@@ -36,7 +36,6 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     model: str
     plan: str
     kind: str
-    part: Part
     placement: str  # a character of `DIGITS` an op
     simulated_s: float
     simulated_bytes: Mapping[str, int]  # peaks, by device

@@ -32,6 +32,9 @@ NUM_DRAWS = 200
 SOFT = 0.1
 """Errors beyond this count less and less than their squares."""
 
+ENOUGH = 1e-4
+"""A fit ends where a step makes it better by less, of what there is."""
+
 OP_UNIT_S = 1e-6
 """What the fit of an overhead for each op steps in."""
 
@@ -123,7 +126,7 @@ def fit_constants(samples: Sequence[Sample]) -> Constants:
     low = np.array([0.2, 0.0] * len(kinds) + [0.0 for _ in GLOBALS] + [-1.0 for _ in own])
     high = np.array([5.0, 200.0] * len(kinds) + [g.most for g in GLOBALS] + [1.0 for _ in own])
     solve = partial(
-        least_squares, errors, bounds=(low, high), loss="soft_l1", f_scale=SOFT, x_scale=1.0
+        least_squares, errors, bounds=(low, high), loss="soft_l1", f_scale=SOFT, ftol=ENOUGH
     )
     best = min((solve(start) for start in starts), key=lambda found: float(found.cost))
     return _constants(best.x[: -len(own)], kinds)

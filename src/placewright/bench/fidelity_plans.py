@@ -1,8 +1,8 @@
 """
 Plans to measure: good, middling and bad ones of one problem, spread over what step times there are.
 
-This module owns which kinds of plan there are, how many of each, and which ones constants are
-fitted to and which they are tested on. Everything follows from the problem and a seed.
+This module owns which kinds of plan there are, and how many of each. Everything follows from the
+problem and a seed.
 
 Letters: ``N`` ops, ``D`` devices, ``L`` layers.
 """
@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +25,6 @@ from placewright.problem import Problem
 from placewright.simulator import simulate
 
 Placement = NDArray[np.int64]  # [N]
-Part = Literal["fit", "test"]
 
 GOOD, LISTS = (
     ("annealing 300", "annealing 30", "auto 60", "annealing 100", "annealing 1000", "auto 300"),
@@ -56,11 +54,10 @@ POOL = 4
 
 @dataclass(frozen=True, eq=False)
 class FidelityPlan:
-    """A placement, where it comes from, and what it is for."""
+    """A placement, and where it comes from."""
 
     name: str
     kind: str
-    part: Part
     placement: Placement
 
 
@@ -72,8 +69,7 @@ def draw_plans(problem: Problem, num_plans: int, seed: int = 0) -> list[Fidelity
     chosen so that their expected times cover all that there are most evenly, single devices that
     differ first; the others likewise, but within `NEAR` times of the best and at least `APART`.
     Where the pool has too few of these, as with devices that are very different, some are made of
-    the best plan and of the best device. Of each two that are next to each other in expected time
-    one is for fitting.
+    the best plan and of the best device.
 
     Raises
     ------
@@ -109,12 +105,10 @@ def draw_plans(problem: Problem, num_plans: int, seed: int = 0) -> list[Fidelity
         if len(_near(pool.times_s, num_plans)) >= num_plans // 2:
             break
         pool.add("moved", name, placement)
-    made: list[FidelityPlan] = []
-    for k, at in enumerate(_choose(pool.times_s, num_plans, singles)):
-        if k % 2 == 0:
-            parts: list[Part] = ["fit", "test"] if random.random() < 0.5 else ["test", "fit"]
+    made = []
+    for at in _choose(pool.times_s, num_plans, singles):
         name, kind, placement = pool.plans[at]
-        made.append(FidelityPlan(name, kind, parts[k % 2], placement))
+        made.append(FidelityPlan(name, kind, placement))
     return [made[k] for k in random.permutation(len(made))]
 
 

@@ -2,7 +2,7 @@
 Tables and pictures of `placewright bench fidelity`.
 
 This module owns what is told of each model: how far simulated times and peaks are from measured
-ones on plans that nothing was fitted to, before and after calibration.
+ones, before and after calibration with other plans.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from placewright.bench.fidelity_book import FidelityBook, Record, to_placement
+from placewright.bench.fidelity_deals import Deal, make_deals
 from placewright.bench.fidelity_fit import (
     Agreement,
     Sample,
@@ -45,17 +46,12 @@ OPS_BEFORE = "ops before"
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ModelResult:
-    """The plans of a model that ran, by what they were for."""
+    """The plans of a model that ran, in the order in which they were measured."""
 
     model: str
     records: tuple[Record, ...]
     samples: tuple[Sample, ...]
     replayed_bytes: tuple[dict[str, int], ...]  # peaks, by device
-
-    def part(self, name: str) -> list[tuple[Record, Sample]]:
-        """List the plans that were for this, in the order in which they were measured."""
-        pairs = zip(self.records, self.samples, strict=True)
-        return [pair for pair in pairs if pair[0].part == name]
 
     def noise_sd(self) -> float | None:
         """
@@ -74,11 +70,12 @@ class ModelResult:
 
 @dataclass(frozen=True, eq=False)
 class Fidelity:
-    """All that was measured, and the calibration made of it."""
+    """All that was measured, the calibration made of it, and those made of halves of it."""
 
     results: tuple[ModelResult, ...]
     failed: tuple[Record, ...]
     calibration: Calibration
+    deals: tuple[Deal, ...]
 
 
 def read_fidelity(book: FidelityBook, models: Sequence[str] | None = None) -> Fidelity:
@@ -96,15 +93,14 @@ def read_fidelity(book: FidelityBook, models: Sequence[str] | None = None) -> Fi
     for model in dict.fromkeys(each.model for each in ran):
         of_model = tuple(each for each in ran if each.model == model)
         results.append(_replay(book, model, of_model))
-    fitting = [sample for result in results for _, sample in result.part("fit")]
-    if len(fitting) < 2 or not any(result.part("test") for result in results):
-        raise InputError(
-            f"`{book.path}` has {len(fitting)} plans to fit and"
-            f" {len(ran) - len(fitting)} to test; run the bench with the same models first."
-        )
+    if not results:
+        raise InputError(f"`{book.path}` has no plan that ran; run the bench with these models.")
     devices = calibrated_devices(book.load_problem(results[0].model).cluster)
+    samples = {result.model: result.samples for result in results}
+    deals = make_deals(samples, devices)
+    every = [sample for mine in samples.values() for sample in mine]
     failed = tuple(each for each in records if each.measured_s is None)
-    return Fidelity(tuple(results), failed, calibrate(fitting, devices))
+    return Fidelity(tuple(results), failed, calibrate(every, devices), tuple(deals))
 
 
 def _replay(book: FidelityBook, model: str, records: tuple[Record, ...]) -> ModelResult:
@@ -128,25 +124,18 @@ def make_tables(found: Fidelity) -> list[Table]:
 
 def _times(found: Fidelity) -> Table:
     rows: list[tuple[str, ...]] = []
-    inside = total = 0
-    constants = found.calibration.constants
     for result in found.results:
-        pairs = result.part("test")
-        if not pairs:
-            continue
-        measured = [sample.measured_s for _, sample in pairs]
-        foreseen = [sample.foreseen.time_s(constants) for _, sample in pairs]
-        hits = covered(foreseen, measured, found.calibration)
-        inside, total = inside + hits, total + len(pairs)
-        raw = agreement([record.simulated_s for record, _ in pairs], measured)
+        measured = [sample.measured_s for sample in result.samples]
         span = f"{format_time(min(measured))} – {format_time(max(measured))}"
-        counts = f"{len(result.records) - len(pairs)} + {len(pairs)}"
-        rows.append((result.model, counts, span, "raw", *_words(raw), ""))
-        kinds = {"calibrated": [sample.replay.time_s(constants) for _, sample in pairs]}
-        if any(sample.before for _, sample in pairs):
-            kinds[OPS_BEFORE] = foreseen
-        rows += [("", "", "", k, *_words(agreement(p, measured)), "") for k, p in kinds.items()]
-        rows[-1] = (*rows[-1][:-1], f"{hits} of {len(pairs)}")
+        kinds = ["raw", "calibrated"]
+        kinds += [OPS_BEFORE] if any(sample.before for sample in result.samples) else []
+        for kind in kinds:
+            heads = (result.model, str(len(measured)), span) if kind == "raw" else ("", "", "")
+            figures = [_judge(result, deal, kind) for deal in found.deals]
+            known = [each for each in figures if each is not None]
+            share = "" if kind != kinds[-1] else f"{np.mean(_shares(found, [result])):.0%}"
+            rows.append((*heads, kind, *_words(known), share))
+    shares = _shares(found, found.results)
     return Table(
         title="Step times, simulated against measured",
         columns=(
@@ -156,14 +145,45 @@ def _times(found: Fidelity) -> Table:
         num_text=4,
         rows=tuple(rows),
         notes=(
-            "Plans: those fitted to, and test plans. All figures are of the latter.",
-            f"Kendall near: among those within {NEAR:g} times of the best, with their number.",
+            f"Half of a model's plans are fitted to, and the others tested, {len(found.deals)}"
+            " times, each time other ones. Figures are of the latter: means, and in brackets those"
+            " of the worst time.",
+            f"Kendall near: among those within {NEAR:g} times of the best.",
             *_drift(found),
-            f"The {COVERAGE:.0%} interval covers {inside} of {total} test plans"
-            f" ({inside / total:.0%}).",
+            f"The {COVERAGE:.0%} interval covers {np.mean(shares):.0%} of the plans tested"
+            f" ({min(shares):.0%} to {max(shares):.0%}).",
             *_provenance(found),
         ),
     )
+
+
+def _judge(result: ModelResult, deal: Deal, kind: str) -> Agreement | None:
+    """Tell how predictions agree with measured times, in a deal; None if no plan was tested."""
+    tested = deal.tested[result.model]
+    if not tested:
+        return None
+    measured_s = [result.samples[at].measured_s for at in tested]
+    return agreement([_predict(result, at, kind, deal.calibration) for at in tested], measured_s)
+
+
+def _predict(result: ModelResult, at: int, kind: str, calibration: Calibration) -> float:
+    if kind == "raw":
+        return result.records[at].simulated_s
+    sample = result.samples[at]
+    replay = sample.foreseen if kind == OPS_BEFORE else sample.replay
+    return replay.time_s(calibration.constants)
+
+
+def _shares(found: Fidelity, results: Sequence[ModelResult]) -> list[float]:
+    """Tell what share of the plans tested is in its interval, in each deal."""
+    shares = []
+    for deal in found.deals:
+        tested = [(result, at) for result in results for at in deal.tested[result.model]]
+        if tested:
+            times_s = [_predict(result, at, OPS_BEFORE, deal.calibration) for result, at in tested]
+            measured_s = [result.samples[at].measured_s for result, at in tested]
+            shares.append(covered(times_s, measured_s, deal.calibration) / len(tested))
+    return shares
 
 
 def _drift(found: Fidelity) -> list[str]:
@@ -185,13 +205,16 @@ def _drift(found: Fidelity) -> list[str]:
     ]
 
 
-def _words(found: Agreement) -> tuple[str, ...]:
-    near = NONE if found.kendall is None else f"{found.kendall:.2f}"
+def _words(found: Sequence[Agreement]) -> tuple[str, ...]:
+    """Write figures of all deals: their mean and the worst."""
+    errors = [each.median_error for each in found]
+    spearmans = [each.spearman for each in found if each.spearman is not None]
+    kendalls = [each.kendall for each in found if each.kendall is not None]
     return (
-        f"{found.median_error:.1%}",
-        f"{found.worst_error:.1%}",
-        NONE if found.spearman is None else f"{found.spearman:.3f}",
-        f"{near} ({found.num_near})",
+        f"{np.mean(errors):.1%} ({max(errors):.1%})",
+        f"{max(each.worst_error for each in found):.1%}",
+        f"{np.mean(spearmans):.3f} ({min(spearmans):.3f})" if spearmans else NONE,
+        f"{np.mean(kendalls):.2f} ({min(kendalls):.2f})" if kendalls else NONE,
     )
 
 
@@ -216,10 +239,10 @@ def _reachable(found: Fidelity) -> list[str]:
     """Say how well an order can be predicted of times that vary so much."""
     words = []
     for result in found.results:
-        pairs, noise_sd = result.part("test"), result.noise_sd()
-        if noise_sd is not None and pairs:
-            measured = [sample.measured_s for _, sample in pairs]
-            count = max(len(record.processes_s) for record, _ in pairs)
+        noise_sd = result.noise_sd()
+        if noise_sd is not None:
+            measured = [sample.measured_s for sample in result.samples]
+            count = max(len(record.processes_s) for record in result.records)
             reached = reachable_spearman(measured, noise_sd / math.sqrt(count))
             words += [] if reached is None else [f"{reached:.3f} on {result.model}"]
     if not words:
@@ -290,21 +313,25 @@ def _constants(calibration: Calibration) -> Table:
 
 
 def make_panels(found: Fidelity, is_calibrated: bool = True) -> list[Panel]:
-    """Make a panel of each model: predicted against measured, and the interval."""
+    """
+    Make a panel of each model: predicted against measured, and the interval.
+
+    A plan is predicted with what was fitted to others: the mean over the deals that test it.
+    """
     low, high = conformal_ends(found.calibration.residuals)
+    kind = "calibrated" if is_calibrated else "raw"
     panels = []
     for result in found.results:
-        pairs = [*zip(result.records, result.samples, strict=True)]
-        constants = found.calibration.constants
+        predicted_s = []
+        for at in range(len(result.samples)):
+            deals = [deal for deal in found.deals if at in deal.tested[result.model]]
+            times_s = [_predict(result, at, kind, deal.calibration) for deal in deals]
+            predicted_s.append(float(np.exp(np.mean(np.log(times_s)))))
         panels.append(
             Panel(
                 title=result.model,
-                predicted_s=tuple(
-                    sample.replay.time_s(constants) if is_calibrated else record.simulated_s
-                    for record, sample in pairs
-                ),
-                measured_s=tuple(sample.measured_s for _, sample in pairs),
-                is_tested=tuple(record.part == "test" for record, _ in pairs),
+                predicted_s=tuple(predicted_s),
+                measured_s=tuple(sample.measured_s for sample in result.samples),
                 band=(math.exp(low), math.exp(high)) if is_calibrated else None,
             )
         )

@@ -52,7 +52,6 @@ class Panel:
     title: str
     predicted_s: tuple[float, ...]
     measured_s: tuple[float, ...]
-    is_tested: tuple[bool, ...]  # the others were fitted to
     band: tuple[float, float] | None = None  # measured by predicted, from and to
 
 
@@ -67,8 +66,7 @@ def draw_scatter(
     """
     Draw predicted against measured times, as SVG or PNG, logarithmic, with the diagonal.
 
-    Plans that constants were fitted to are hollow, others filled; the band is where measured times
-    are expected. Guarantees: equal arguments give equal bytes.
+    The band is where measured times are expected. Guarantees: equal arguments give equal bytes.
 
     Raises
     ------
@@ -91,8 +89,9 @@ def draw_scatter(
         _draw_panel(axes, panel, axis)
     words: dict[str, Any] = {"parse_math": False}
     figure.text(14 / width, 1 - 20 / height, printable(title), fontsize=12, weight="bold", **words)
-    caption = "Filled: test plans. Hollow: plans that constants were fitted to. Line: equal."
-    caption += " Band: 90 % interval." if any(panel.band for panel in panels) else ""
+    caption = "A point is a plan. Line: equal."
+    if any(panel.band for panel in panels):
+        caption += " Each is predicted with constants fitted to others. Band: 90 % interval."
     figure.text(14 / width, 10 / height, caption, fontsize=7, color=FAINT, **words)
     save_figure(figure, path, title)
 
@@ -106,10 +105,8 @@ def _draw_panel(axes: Axes, panel: Panel, axis: str) -> None:
         lower, upper = (ends * factor for factor in panel.band)
         axes.fill_between(ends, lower, upper, color=colour(0), alpha=0.12, linewidth=0)
     axes.plot(ends, ends, color=FAINT, linewidth=0.8)
-    tested = np.array(panel.is_tested, dtype=np.bool_)
     style: dict[str, Any] = {"marker": "o", "linestyle": "none", "markersize": 4.0}
-    axes.plot(predicted[~tested], measured[~tested], mfc="none", mec=colour(0), mew=0.8, **style)
-    axes.plot(predicted[tested], measured[tested], mfc=colour(5), mec="none", **style)
+    axes.plot(predicted, measured, mfc=colour(5), mec="none", **style)
     axes.set_title(printable(panel.title), fontsize=9, color=INK, parse_math=False)
     _scale(axes, low, high)
     axes.set_xlabel(axis, fontsize=8, color=INK)
