@@ -52,6 +52,7 @@ def fidelity(
             except KeyboardInterrupt:
                 typer.echo(f"Stopped. What is done is in {book.path}.", err=True)
                 raise typer.Exit(130) from None
+        say("Fitting to halves of the plans, and testing with the others...")
         found = read_fidelity(book, models)
         tables = make_tables(found)
         for each in tables:
