@@ -52,12 +52,13 @@ class Global:
     start: float
     most: float
     unit: float = 1.0
+    least: float = 0.0
 
 
 GLOBALS = (
     Global("transfer_overhead_s", 0.0, 0.5, 100.0, unit=1e-5),
     Global("weights_overhead_s", 0.0, 0.2, 100.0, unit=1e-5),
-    Global("copy_factor", 1.0, 1.0, 20.0),
+    Global("copy_factor", 1.0, 1.1, 20.0, least=1.0),  # or a search would move much
     Global("weights_factor", 1.0, 1.0, 20.0),
     Global("step_overhead_s", 0.0, 0.5, 100.0, unit=1e-4),
     Global("wake_factor", 1.0, 1.0, 20.0),
@@ -123,7 +124,7 @@ def fit_constants(samples: Sequence[Sample]) -> Constants:
     nothing = np.array([1.0, 0.0] * len(kinds) + [each.nothing for each in GLOBALS])
     others = [each.start for each in GLOBALS] + own
     starts = [np.array([1.0, overhead] * len(kinds) + others) for overhead in OP_STARTS]
-    low = np.array([0.2, 0.0] * len(kinds) + [0.0 for _ in GLOBALS] + [-1.0 for _ in own])
+    low = np.array([0.2, 0.0] * len(kinds) + [g.least for g in GLOBALS] + [-1.0 for _ in own])
     high = np.array([5.0, 200.0] * len(kinds) + [g.most for g in GLOBALS] + [1.0 for _ in own])
     solve = partial(
         least_squares, errors, bounds=(low, high), loss="soft_l1", f_scale=SOFT, ftol=ENOUGH
