@@ -800,7 +800,7 @@ def test_nothing_measured_is_said_so(tmp_path):
     book.open()
     with pytest.raises(InputError, match="has no plan that ran"):
         read_fidelity(book)
-    with pytest.raises(InputError, match="2 plans are too few to fit and to test"):
+    with pytest.raises(InputError, match="2 plans are too few to fit and test"):
         make_deals({"m": planted()[1][:2]}, ["a core"])
 
 

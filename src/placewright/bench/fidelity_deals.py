@@ -54,6 +54,6 @@ def make_deals(
             fitting = [samples[model][at] for model, every in fitted.items() for at in every]
             if len(fitting) < 2 or not any(tested.values()):
                 count = sum(map(len, samples.values()))
-                raise InputError(f"{count} plans are too few to fit and to test; expected 4.")
+                raise InputError(f"{count} plans are too few to fit and test; expected 4 or more.")
             deals.append(Deal(calibrate(fitting, devices), tested))
     return deals
