@@ -126,9 +126,8 @@ class Annealing:
     def __call__(self, run: Run) -> None:
         """Anneal until the run is over."""
         begins = _spent(run, self.default_samples)
-        stages = [
-            n for n in self.num_groups if n == min(self.num_groups) or n < run.problem.num_ops
-        ]
+        coarser = sum(n < run.problem.num_ops for n in self.num_groups)
+        stages = self.num_groups[: coarser + 1]  # in the last one, each op is a group, or nearly
         for k, count in enumerate(stages):
             left = 1.0 - begins
             until = begins + left * (k + 1) / len(stages)
