@@ -129,6 +129,8 @@ class Annealing:
         coarser = sum(n < run.problem.num_ops for n in self.num_groups)
         stages = self.num_groups[: coarser + 1]  # in the last one, each op is a group, or nearly
         for k, count in enumerate(stages):
+            if run.is_over:
+                break
             left = 1.0 - begins
             until = begins + left * (k + 1) / len(stages)
             self._stage(run, count, begins + left * k / len(stages), until, k)
