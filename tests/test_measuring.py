@@ -29,7 +29,7 @@ from placewright.simulator import simulate
 torch = pytest.importorskip("torch")
 
 from placewright.execute import measured, measuring, processes  # noqa: E402
-from placewright.execute._candidate import flush_denormals, rest  # noqa: E402
+from placewright.execute._candidate import flush_denormals, rest, shorten  # noqa: E402
 from placewright.execute._statistics import (  # noqa: E402
     FEWEST,
     compare_medians,
@@ -449,6 +449,19 @@ def test_a_candidate_without_memory_is_a_result_and_others_go_on(template, probl
 
 
 @needs_cores
+def test_a_gpu_without_memory_is_told_in_a_sentence():
+    words = (
+        "OutOfMemoryError: CUDA out of memory. Tried to allocate 16.00 MiB. GPU 0 has a total"
+        " capacity of 139.80 GiB of which 135.07 GiB is free. Including non-PyTorch memory, this"
+        " process has 824.00 MiB memory in use. {}Of the allocated memory 304.15 MiB is allocated."
+    )
+    lacks = "GPU 0 has no room for another 16.00 MiB"
+    assert shorten(words.format("")) == f"{lacks}."
+    capped = shorten(words.format("320.12 MiB allowed; "))
+    assert capped == f"{lacks} within the 320.12 MiB that it may use."
+    assert shorten("RuntimeError: other words.") == "RuntimeError: other words."
+
+
 def test_a_template_that_has_died_is_started_again(template, problem):
     process = started(template, job_of(problem, split(problem)), 5.0)
     os.kill(template._process.pid, signal.SIGKILL)

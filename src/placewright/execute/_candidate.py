@@ -9,6 +9,7 @@ is told to, when whoever asked has gone, or after its first failure.
 from __future__ import annotations
 
 import contextlib
+import re
 import resource
 import time
 from collections import Counter
@@ -55,6 +56,16 @@ def is_memory(words: str) -> bool:
     return any(sign in words for sign in _SIGNS)
 
 
+def shorten(words: str) -> str:
+    """Make one sentence of what PyTorch says when a GPU's memory ran out; leave others alone."""
+    lacks = re.search(r"CUDA out of memory\. Tried to allocate (\S+ \S+)\. GPU (\d+)", words)
+    if lacks is None:
+        return words
+    allowed = re.search(r"(\S+ \S+) allowed", words)
+    within = f" within the {allowed[1]} that it may use" if allowed else ""
+    return f"GPU {lacks[2]} has no room for another {lacks[1]}{within}."
+
+
 def obey(wire: Wire, model: Model) -> None:
     """Place the step as the first message says, then do what is asked until the other end goes."""
     try:
@@ -64,7 +75,7 @@ def obey(wire: Wire, model: Model) -> None:
         _give_up(wire, Failed("input", str(error)))
     except Exception as error:  # whatever it is: the candidate's result
         words = " ".join(f"{type(error).__name__}: {error}".split())
-        _give_up(wire, Failed("memory" if is_memory(words) else "crash", words))
+        _give_up(wire, Failed("memory" if is_memory(words) else "crash", shorten(words)))
 
 
 def _obey(wire: Wire, model: Model) -> None:
