@@ -11,7 +11,14 @@ from scipy import stats
 from typer.testing import CliRunner
 
 from placewright.bench import fidelity, fidelity_deals, fidelity_fit
-from placewright.bench.fidelity import LARGE, MODELS, QUICK_MODELS, FidelityChoice, runnable
+from placewright.bench.fidelity import (
+    LARGE,
+    MODELS,
+    QUICK_MODELS,
+    FidelityChoice,
+    _is_settled,
+    runnable,
+)
 from placewright.bench.fidelity_book import FidelityBook, Record, to_placement, to_text
 from placewright.bench.fidelity_deals import make_deals
 from placewright.bench.fidelity_fit import (
@@ -41,6 +48,7 @@ from placewright.execute.calibration import (
     save_calibration,
 )
 from placewright.execute.expecting import ExpectedEvaluator
+from placewright.execute.measuring import Measurement
 from placewright.execute.op_times import (
     Times,
     Timing,
@@ -97,7 +105,8 @@ def planted(seed=0):
         transfer_overhead_s=60e-6,
         weights_overhead_s=10e-6,
         copy_factor=1.5,
-        weights_factor=0.7,
+        weights_factor=1.7,
+        cached_factor=1.0,
         step_overhead_s=200e-6,
         wake_factor=2.0,
         idle_factor=0.5,
@@ -135,6 +144,23 @@ def test_a_receiving_core_copies_before_it_goes_on():
     problem, candidate = diamond_on_cores(), Candidate([0, 0, 1, 0])
     assert simulate(problem, candidate).makespan_s == pytest.approx(37 * PS)
     assert predict(problem, candidate, made_up()) == pytest.approx(43 * PS)
+
+
+@pytest.mark.parametrize(("op", "less"), [(20, 4), (6, 3)])
+def test_what_reads_a_weight_that_was_just_copied_takes_less(op, less):
+    # 8 bytes are copied; half of that is gained, or half of the op's time if it is less.
+    ops = [
+        Op(name="w", outputs=[Output(8, persistent=True)]),
+        Op(name="a", inputs=["w"], outputs=[Output(1, keep=True)]),
+    ]
+    problem, found = tiny.problem(ops, {"a": op}, cores()), Constants(cached_factor=0.5)
+    apart = predict(problem, Candidate([0, 1]), made_up(constants=found))
+    assert apart == pytest.approx((8 + op - less) * PS)
+    assert predict(problem, Candidate([1, 1]), made_up(constants=found)) == pytest.approx(op * PS)
+    made = [Op(name="w", outputs=[8]), ops[1]]  # what was made in this step is in a cache anyway
+    problem = tiny.problem(made, {"w": 1, "a": op}, cores())
+    apart = predict(problem, Candidate([0, 1]), made_up(constants=found))
+    assert apart == pytest.approx((1 + 1 + 8 + op) * PS)
 
 
 def test_copies_to_a_gpu_go_on_beside_computing():
@@ -312,6 +338,25 @@ def test_noise_limits_how_well_an_order_can_be_predicted():
     assert 0.95 < reached[1] < 1.0
     assert reached[2] < 0.7
     assert reachable_spearman([1.0, 2.0], 0.1) is None
+
+
+def test_plans_that_take_nearly_the_same_run_in_more_processes():
+    random = np.random.default_rng(1)
+
+    def measured(spread, count):
+        """Times of 20 plans that vary by 3 %, and of one that failed."""
+        true_s = np.linspace(1.0, 1.0 + spread, 20)[:, None] * np.linspace(0.9, 1.1, count)
+        times_s = true_s * np.exp(random.normal(0.0, 0.03, (20, count)))
+        found = {
+            f"plan {k}": [Measurement(name="", rounds=(np.array([each]),)) for each in row]
+            for k, row in enumerate(times_s.tolist())
+        }
+        return found | {"failed": [Measurement(name="", failure="memory")] * count}
+
+    assert not _is_settled(measured(0.1, 3))
+    assert _is_settled(measured(0.1, 40))
+    assert _is_settled(measured(3.0, 3))
+    assert _is_settled({"failed": measured(0.1, 3)["failed"]})  # no more is to be learned
 
 
 def test_a_gpu_has_what_it_receives_from_its_first_reader_on():

@@ -301,10 +301,10 @@ MAY_IMPORT = {
         "bench.fidelity_plans", "cluster", "costs", "errors", "files", "graph", "problem",
     },
     "bench.fidelity": {
-        "__version__", "bench.fidelity_book", "bench.fidelity_plans", "cluster", "errors",
-        "execute._wire", "execute.devices", "execute.measuring", "execute.op_times",
-        "execute.probing", "execute.processes", "execute.profiling", "execute.retiming", "load",
-        "plan", "problem", "simulator", "timeline", "units",
+        "__version__", "bench.fidelity_book", "bench.fidelity_fit", "bench.fidelity_plans",
+        "cluster", "errors", "execute._wire", "execute.devices", "execute.measuring",
+        "execute.op_times", "execute.probing", "execute.processes", "execute.profiling",
+        "execute.retiming", "load", "plan", "problem", "simulator", "timeline", "units",
     },
     "bench.fidelity_tables": {
         "bench.fidelity_book", "bench.fidelity_deals", "bench.fidelity_fit",

@@ -4,12 +4,13 @@
 This module owns which models these are, and how their plans are measured: all of a model's that
 memory holds take turns, so that what drifts hits all alike, and between their turns ops are timed
 again. Each runs in several processes, since those of one plan differ by more than their steps do;
-by how much tells what the machine itself contributes to an error.
+by how much tells what the machine itself contributes to an error, and how many it takes to know
+the order of plans that take nearly the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -19,6 +20,7 @@ import numpy as np
 
 from placewright import __version__
 from placewright.bench.fidelity_book import FidelityBook, Record, to_text
+from placewright.bench.fidelity_fit import reachable_order
 from placewright.bench.fidelity_plans import FidelityPlan, draw_plans
 from placewright.cluster import Cluster
 from placewright.errors import InputError
@@ -50,9 +52,12 @@ MODELS = (
 LARGE = "_large"
 QUICK_MODELS = ("branches_training", "gpt2_inference", "resnet_training")
 NUM_PLANS, QUICK_PLANS = 24, 6
-NUM_PROCESSES, QUICK_PROCESSES = 3, 2
+NUM_PROCESSES, QUICK_PROCESSES = (3, 8), (2, 2)  # of each plan, at least and at most
 FULL = Effort(target=0.01, max_steps=70, limit_s=10.0)  # for each process of a plan
 QUICK = Effort(target=0.03, max_steps=30, limit_s=1.5)
+
+SETTLED = 0.98
+"""Plans have run often enough once a prediction without error would find their order so well."""
 
 AGAIN = 0.25
 """Of the time that plans' turns take, what goes into timing ops again."""
@@ -165,7 +170,10 @@ def _measure_model(
     retiming = _retiming(model, problem)
     found: dict[str, list[Measurement]] = {plan.name: [] for plan in missing}
     with Template(runnable(model)) as template:
-        for number in range(QUICK_PROCESSES if choice.is_quick else NUM_PROCESSES):
+        least, most = QUICK_PROCESSES if choice.is_quick else NUM_PROCESSES
+        for number in range(most):
+            if number >= least and _is_settled(found):
+                break
             say(f"{model}: running all plans, time {number + 1}...")
             for group in groups:
                 jobs = {plan.name: _job(timelines[plan.name], plan.name) for plan in group}
@@ -183,6 +191,13 @@ def _measure_model(
         record = _record(model, plan, timelines[plan.name], found[plan.name])
         book.append(record)
         say(f"{model} [{number}/{len(missing)}] {plan.name}: {_came_to(record)}")
+
+
+def _is_settled(found: Mapping[str, Sequence[Measurement]]) -> bool:
+    """Tell whether what processes of one plan differ by hardly blurs the order of plans."""
+    ran = [each for each in found.values() if all(m.failure is None for m in each)]
+    reached = reachable_order([[m.median_s for m in each] for each in ran])
+    return reached is None or reached >= SETTLED
 
 
 def _retiming(model: str, problem: Problem) -> Retiming:

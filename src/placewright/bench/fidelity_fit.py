@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from statistics import fmean
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,12 +60,13 @@ GLOBALS = (
     Global("transfer_overhead_s", 0.0, 0.5, 100.0, unit=1e-5),
     Global("weights_overhead_s", 0.0, 0.2, 100.0, unit=1e-5),
     Global("copy_factor", 1.0, 1.1, 20.0, least=1.0),  # or a search would move much
-    Global("weights_factor", 1.0, 1.0, 20.0),
+    Global("weights_factor", 1.0, 1.05, 20.0, least=1.0),
     Global("step_overhead_s", 0.0, 0.5, 100.0, unit=1e-4),
     Global("wake_factor", 1.0, 1.0, 20.0),
     Global("hand_over_s", 0.0, 1.0, 100.0, unit=1e-5),
     Global("staging_factor", 0.0, 0.5, 50.0),
     Global("idle_factor", 1.0, 0.8, 1.0),
+    Global("cached_factor", 0.0, 0.5, 20.0),
 )
 
 PRIOR = 0.001
@@ -231,6 +233,36 @@ def _correlation(name: str, x: FloatArray, y: FloatArray) -> float | None:
     if len(x) < 3 or np.ptp(x) == 0 or np.ptp(y) == 0:
         return None
     return float(getattr(stats, name)(x, y).statistic)
+
+
+def process_noise_sd(times_s: Sequence[Sequence[float]]) -> float | None:
+    """
+    Tell by how much times of one plan's processes vary, in logarithms; None if it is not known.
+
+    What all plans were slower or faster by together at one time does not count.
+
+    Parameters
+    ----------
+    times_s
+        The times of each plan's processes, in the order in which they ran; of plans that ran in
+        fewer than others nothing is made.
+    """
+    count = max(map(len, times_s), default=0)
+    complete = [times for times in times_s if len(times) == count]
+    if count < 2 or len(complete) < 2:
+        return None
+    logs = np.log(complete)
+    logs = logs - logs.mean(axis=0) - logs.mean(axis=1, keepdims=True) + logs.mean()
+    return float(np.sqrt((logs**2).sum() / (len(complete) - 1) / (count - 1)))
+
+
+def reachable_order(times_s: Sequence[Sequence[float]]) -> float | None:
+    """Give the Spearman that a prediction without error would have of plans' mean times."""
+    noise_sd = process_noise_sd(times_s)
+    if noise_sd is None:
+        return None
+    count = max(map(len, times_s))
+    return reachable_spearman([fmean(times) for times in times_s], noise_sd / np.sqrt(count))
 
 
 def reachable_spearman(measured_s: Sequence[float], noise_sd: float, seed: int = 0) -> float | None:

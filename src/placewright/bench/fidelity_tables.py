@@ -22,7 +22,8 @@ from placewright.bench.fidelity_fit import (
     calibrate,
     covered,
     peak_error,
-    reachable_spearman,
+    process_noise_sd,
+    reachable_order,
 )
 from placewright.bench.fidelity_plans import NEAR
 from placewright.bench.tables import Table
@@ -54,18 +55,13 @@ class ModelResult:
     replayed_bytes: tuple[dict[str, int], ...]  # peaks, by device
 
     def noise_sd(self) -> float | None:
-        """
-        Tell by how much times of one plan's processes vary, in logarithms; None if it is not known.
+        """Tell by how much times of one plan's processes vary, in logarithms."""
+        return process_noise_sd(self.processes_s)
 
-        What all plans were slower or faster by together at one time does not count.
-        """
-        count = max((len(record.processes_s) for record in self.records), default=0)
-        times_s = [r.processes_s for r in self.records if len(r.processes_s) == count]
-        if count < 2 or len(times_s) < 2:
-            return None
-        logs = np.log(times_s)
-        logs = logs - logs.mean(axis=0) - logs.mean(axis=1, keepdims=True) + logs.mean()
-        return float(np.sqrt((logs**2).sum() / (len(times_s) - 1) / (count - 1)))
+    @property
+    def processes_s(self) -> list[tuple[float, ...]]:
+        """Give the times of each plan's processes."""
+        return [record.processes_s for record in self.records]
 
 
 @dataclass(frozen=True, eq=False)
@@ -225,9 +221,11 @@ def _provenance(found: Fidelity) -> list[str]:
     notes = [f"Measured on {' and '.join(machines)}."]
     noises = [sd for result in found.results if (sd := result.noise_sd()) is not None]
     if noises:
+        counts = sorted({len(record.processes_s) for record in records})
+        words = " to ".join(str(count) for count in dict.fromkeys((counts[0], counts[-1])))
         notes.append(
-            f"Each plan ran in {len(records[0].processes_s)} processes. Apart from what all were"
-            " slower or faster by at one time, times of one plan vary among them by"
+            f"Each plan ran in {words} processes. Apart from what all were slower or faster by at"
+            " one time, times of one plan vary among them by"
             f" {np.median(noises):.1%} (sd; median model) to {max(noises):.1%} (worst)."
         )
         notes += _reachable(found)
@@ -239,12 +237,8 @@ def _reachable(found: Fidelity) -> list[str]:
     """Say how well an order can be predicted of times that vary so much."""
     words = []
     for result in found.results:
-        noise_sd = result.noise_sd()
-        if noise_sd is not None:
-            measured = [sample.measured_s for sample in result.samples]
-            count = max(len(record.processes_s) for record in result.records)
-            reached = reachable_spearman(measured, noise_sd / math.sqrt(count))
-            words += [] if reached is None else [f"{reached:.3f} on {result.model}"]
+        reached = reachable_order(result.processes_s)
+        words += [] if reached is None else [f"{reached:.3f} on {result.model}"]
     if not words:
         return []
     return [f"Spearman of a prediction without error, with that noise: {', '.join(words)}."]
@@ -297,6 +291,9 @@ def _constants(calibration: Calibration) -> Table:
         rows.append((words, f"{constants.staging_factor:.3f}"))
     rows.append(("a step, more", format_time(constants.step_overhead_s)))
     rows.append(("what ops gain while other cores idle, times", f"{constants.idle_factor:.3f}"))
+    if "cuda" not in constants.kinds:
+        words = "a fetched weight's reader, less, of its bytes by bandwidth"
+        rows.append((words, f"{constants.cached_factor:.3f}"))
     low, high = (math.exp(end) - 1 for end in conformal_ends(calibration.residuals))
     rows.append((f"{COVERAGE:.0%} interval", f"{low:+.1%} to {high:+.1%}"))
     rows.append(("error among plans of a model (sd)", f"{calibration.within_sd:.1%}"))

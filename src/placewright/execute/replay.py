@@ -6,7 +6,8 @@ This module owns what the executor does and the simulator does not:
 * Ops run in the order of the plan, whatever becomes ready first.
 * A tensor from one CPU device to another is copied by the receiver, before its first reader there,
   and the receiver computes nothing meanwhile. The link's latency is what it takes to wake up, so
-  a receiver that finds the tensor made has none.
+  a receiver that finds the tensor made has none. A weight that was just copied is in the reader's
+  cache, where its op does not find it otherwise: that takes less, as far as it reads the weight.
 * One thread issues what all GPUs do (for a share of a GPU, its own). It waits for what another
   thread sends and takes some time for every tensor that comes or goes; a GPU begins nothing before
   it was issued. What arrives for its next op is copied before that, what leaves is copied beside
@@ -36,8 +37,11 @@ from placewright.execute._lanes import lane_numbers
 from placewright.graph import BoolArray, FloatArray, IdArray
 from placewright.timeline import Timeline
 
-RULES = 6
+RULES = 7
 """The version of what follows; constants that were fitted to another one mean something else."""
+
+MOST_CACHED = 0.5
+"""What an op takes less if a weight is in the cache is at most this share of its time."""
 
 SENT, RECEIVED, BEGUN = range(3)
 """What happens to a tensor in a row."""
@@ -63,6 +67,7 @@ class Constants(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     hand_over_s: float = 0.0  # of a thread, for every tensor between a CPU and a GPU
     staging_factor: float = 0.0  # of a transfer to a GPU's time, that its CPU takes to prepare it
     idle_factor: float = 1.0  # on what a core's ops gain while others idle
+    cached_factor: float = 0.0  # of a weight's time on its link, that its reader takes less
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -83,6 +88,7 @@ class Replay:
     work: FloatArray  # [R, 3] the device's before it: seconds, ops, seconds to gain
     latency_s: FloatArray  # [R] zero where there is nothing to copy, unless a core waits
     copy_s: FloatArray  # [R] bytes by bandwidth
+    reader_s: FloatArray  # [R] what the op takes that something is received for
     total_work: FloatArray  # [D, 3]
 
     @classmethod
@@ -131,6 +137,7 @@ class Replay:
             self.work,
             self.latency_s,
             self.copy_s,
+            self.reader_s,
             self.total_work,
             scale,
             (constants.transfer_overhead_s, constants.copy_factor),
@@ -138,6 +145,7 @@ class Replay:
             constants.wake_factor,
             constants.staging_factor,
             constants.hand_over_s,
+            constants.cached_factor,
         )
         return time_s
 
@@ -153,6 +161,7 @@ def _go(
     works: Any,  # [R, 3]
     latency_s: Any,
     copy_s: Any,
+    reader_s: Any,
     total: Any,  # [D, 3]
     scale: Any,  # [D, 3] on work
     per_tensor: Any,  # seconds more, and times those of its bytes
@@ -160,6 +169,7 @@ def _go(
     wake_factor: float,
     staging_factor: float,
     hand_over_s: float,
+    cached_factor: float,
 ) -> float:
     """Give when the last device is done; all times in seconds."""
     num_devices, num_rows = len(is_gpu), len(device)
@@ -222,6 +232,8 @@ def _go(
             end = max(now, ready) + hand_over
         else:
             end = (ready + latency if ready > now else now) + copy
+            if sender[r] < 0:
+                end -= min(cached_factor * copy_s[r], MOST_CACHED * reader_s[r])
         waited[d] += end - now
     last = 0.0
     for d in range(num_devices):
@@ -287,6 +299,7 @@ def _reduce(timeline: Timeline, costs: Costs) -> Replay:
         work=np.stack([rows["work_s"], rows["num_ops"], rows["gain_s"]], axis=1),
         latency_s=np.where(has_latency, cluster.latency_s[source, target], 0.0),
         copy_s=np.where(size > 0, size / cluster.bytes_per_s[source, target], 0.0),
+        reader_s=rows["reader_s"].copy(),
         total_work=total,
     )
 
@@ -301,6 +314,7 @@ _ROW = np.dtype(
         ("work_s", np.float64),
         ("num_ops", np.float64),
         ("gain_s", np.float64),
+        ("reader_s", np.float64),
     ],
     align=True,
 )
@@ -336,7 +350,7 @@ def _walk(
             source = place[maker[tensor]]
             if is_resident[maker[tensor]] and not (is_cpu[d] and is_cpu[source]):
                 sent[tensor, d] = n
-                _write(rows[n], d, source, BEGUN, -1, tensor, total[d])
+                _write(rows[n], d, source, BEGUN, -1, tensor, total[d], 0.0)
                 n += 1
             continue
         d = place[each]
@@ -345,7 +359,9 @@ def _walk(
             source = place[maker[tensor]]
             if source != d and not is_there[tensor, d]:
                 is_there[tensor, d] = True
-                _write(rows[n], d, source, RECEIVED, sent[tensor, d], tensor, total[d])
+                _write(
+                    rows[n], d, source, RECEIVED, sent[tensor, d], tensor, total[d], times_s[each]
+                )
                 n += 1
         if times_s[each] > 0:
             total[d, 0] += times_s[each]
@@ -356,15 +372,23 @@ def _walk(
                 for t in range(goes.shape[1]):
                     if goes[tensor, t]:
                         sent[tensor, t] = n
-                        _write(rows[n], d, t, SENT, -1, tensor, total[d])
+                        _write(rows[n], d, t, SENT, -1, tensor, total[d], 0.0)
                         n += 1
     return n
 
 
 @kept(nogil=True)
 def _write(
-    row: Any, device: int, other: int, what: int, sender: int, tensor: int, work: Any
+    row: Any,
+    device: int,
+    other: int,
+    what: int,
+    sender: int,
+    tensor: int,
+    work: Any,
+    reader_s: float,
 ) -> None:
     row["device"], row["other"], row["what"] = device, other, what
     row["sender"], row["tensor"] = sender, tensor
     row["work_s"], row["num_ops"], row["gain_s"] = work
+    row["reader_s"] = reader_s
