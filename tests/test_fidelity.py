@@ -106,7 +106,7 @@ def planted(seed=0):
         weights_overhead_s=10e-6,
         copy_factor=1.5,
         weights_factor=1.7,
-        cached_factor=1.0,
+        cached_factor=0.8,
         step_overhead_s=200e-6,
         wake_factor=2.0,
         idle_factor=0.5,
@@ -157,6 +157,9 @@ def test_what_reads_a_weight_that_was_just_copied_takes_less(op, less):
     apart = predict(problem, Candidate([0, 1]), made_up(constants=found))
     assert apart == pytest.approx((8 + op - less) * PS)
     assert predict(problem, Candidate([1, 1]), made_up(constants=found)) == pytest.approx(op * PS)
+    large = tiny.problem(ops, {"a": 100}, cores())  # a copy never pays
+    free = made_up(constants=Constants(cached_factor=3.0))
+    assert predict(large, Candidate([0, 1]), free) == pytest.approx(100 * PS)
     made = [Op(name="w", outputs=[8]), ops[1]]  # what was made in this step is in a cache anyway
     problem = tiny.problem(made, {"w": 1, "a": op}, cores())
     apart = predict(problem, Candidate([0, 1]), made_up(constants=found))

@@ -7,7 +7,8 @@ This module owns what the executor does and the simulator does not:
 * A tensor from one CPU device to another is copied by the receiver, before its first reader there,
   and the receiver computes nothing meanwhile. The link's latency is what it takes to wake up, so
   a receiver that finds the tensor made has none. A weight that was just copied is in the reader's
-  cache, where its op does not find it otherwise: that takes less, as far as it reads the weight.
+  cache, where its op does not find it otherwise: that takes less, as far as it reads the weight,
+  but never by more than the copy took.
 * One thread issues what all GPUs do (for a share of a GPU, its own). It waits for what another
   thread sends and takes some time for every tensor that comes or goes; a GPU begins nothing before
   it was issued. What arrives for its next op is copied before that, what leaves is copied beside
@@ -233,7 +234,7 @@ def _go(
         else:
             end = (ready + latency if ready > now else now) + copy
             if sender[r] < 0:
-                end -= min(cached_factor * copy_s[r], MOST_CACHED * reader_s[r])
+                end -= min(cached_factor * copy_s[r], MOST_CACHED * reader_s[r], copy)
         waited[d] += end - now
     last = 0.0
     for d in range(num_devices):
