@@ -110,6 +110,70 @@ def test_a_captured_file_is_not_captured_again_until_something_it_reads_changes(
     assert fresh(folder, "build")[1]
 
 
+RESTLESS = """
+import os, tempfile, threading, time
+import torch
+from torch import nn
+
+def build():
+    for path in ("/proc/stat", "/proc/self/stat", "/proc/sys/kernel/random/boot_id", "/dev/null"):
+        if os.path.exists(path):
+            open(path).read()
+    here = os.path.dirname(__file__)
+    with open(os.path.join(here, "log.txt"), "a") as log:  # written to, and never read
+        log.write("built\\n")
+    handle, name = tempfile.mkstemp(dir=here)
+    os.close(handle)
+    open(name).read()
+    os.remove(name)
+    os.close(os.open(os.path.join(here, "lock"), os.O_RDWR | os.O_CREAT | os.O_TRUNC))
+    os.mkfifo(os.path.join(here, f"fifo-{time.time_ns()}"))
+    return nn.Linear(8, 4), torch.zeros(2, 8)
+"""
+
+
+def test_what_a_model_reads_of_the_system_is_not_what_it_is_made_from(folder):
+    (folder / "model.py").write_text(RESTLESS)
+    assert fresh(folder, "build") == (4, True)
+    (listed,) = (folder / "cache").glob("*.sources.json")
+    assert [*json.loads(listed.read_bytes())] == [str(folder / "model.py")]
+    assert fresh(folder, "build") == (4, False)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_file_that_may_not_be_read_is_no_obstacle(folder):
+    tries = "    try:\n        open(__file__ + '.closed')\n    except OSError:\n        pass\n"
+    (folder / "model.py.closed").touch(mode=0)
+    (folder / "model.py").write_text(MODEL.replace("def build():\n", "def build():\n" + tries))
+    assert fresh(folder, "build") == (4, True)
+    assert fresh(folder, "build") == (4, False)
+
+
+HUGGING_FACE = """
+import torch, transformers
+
+with open("/proc/stat") as file:  # as psutil does when it is imported
+    file.read()
+
+def build():
+    sizes = dict(n_embd=32, n_layer=1, n_head=4, n_positions=32, vocab_size=100)
+    config = transformers.GPT2Config(**sizes, bos_token_id=1, eos_token_id=2)
+    ids = torch.zeros(2, 12, dtype=torch.int64)
+    inputs = {"input_ids": ids, "labels": ids, "use_cache": False}
+    return {"module": transformers.GPT2LMHeadModel(config), "inputs": inputs, "train": True}
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/stat").exists(), reason="there is no /proc")
+def test_a_model_of_hugging_face_comes_from_the_cache_the_second_time(folder):
+    pytest.importorskip("transformers")
+    (folder / "model.py").write_text(HUGGING_FACE)
+    ops, is_captured = fresh(folder, "build")
+    assert ops > 50
+    assert is_captured
+    assert fresh(folder, "build") == (ops, False)
+
+
 def test_compiled_helpers_are_followed_to_their_sources(folder, monkeypatch):
     monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
     for _ in range(2):  # the second time Python reads the compiled file only

@@ -124,7 +124,7 @@ def test_a_link_takes_what_a_step_takes_longer_when_tensors_go_over_it(monkeypat
 def test_where_there_are_many_links_fewer_sizes_are_timed(few, asked, monkeypatch):
     sizes = []
 
-    def time_links(found, lanes, copy_bytes, num_repeats):
+    def time_links(found, lanes, copy_bytes, num_repeats, tell):
         sizes.append(copy_bytes)
         raise KeyboardInterrupt
 

@@ -26,10 +26,11 @@ if TYPE_CHECKING:
     from placewright.coarsening import Coarse, coarsen, split_cycles
     from placewright.costs import Costs
     from placewright.errors import InputError
-    from placewright.execute.applying import TrainStep, apply
+    from placewright.execute.applying import apply
     from placewright.execute.measured import MeasuredEvaluator
     from placewright.execute.measuring import Measurement, measure
     from placewright.execute.probing import probe
+    from placewright.execute.train_step import TrainStep
     from placewright.frontends.torch import Capture, capture
     from placewright.graph import Graph
     from placewright.graph_file import Op, Output
@@ -50,7 +51,8 @@ _MODULES = {
     "coarsening": ("Coarse", "coarsen", "split_cycles"),
     "costs": ("Costs",),
     "errors": ("InputError",),
-    "execute.applying": ("TrainStep", "apply"),
+    "execute.applying": ("apply",),
+    "execute.train_step": ("TrainStep",),
     "execute.measured": ("MeasuredEvaluator",),
     "execute.measuring": ("Measurement", "measure"),
     "execute.probing": ("probe",),

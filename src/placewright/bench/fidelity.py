@@ -132,7 +132,8 @@ def _prepare_cluster(book: FidelityBook, name: str | None, say: Say) -> Cluster:
     elif not book.cluster_path.exists():
         from placewright.execute.probing import probe
 
-        probe(progress=say).save(book.cluster_path)
+        say("Measuring this machine (half a minute)...")
+        probe().save(book.cluster_path)
     return Cluster.load(book.cluster_path)
 
 

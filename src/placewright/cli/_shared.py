@@ -6,6 +6,7 @@ import gc
 import json
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -14,10 +15,14 @@ import typer
 
 if TYPE_CHECKING:
     from placewright.execute.expecting import Expectation
+    from placewright.execute.load_watch import Load
     from placewright.graph import Graph
     from placewright.placers.run import Run
     from placewright.problem import Candidate, Problem
     from placewright.timeline import Timeline
+
+STILL_S = 10.0
+"""How often it is said that something goes on which cannot tell how far it is."""
 
 
 @contextmanager
@@ -52,7 +57,7 @@ def load_graph(model: str, dim: list[str] | None) -> Graph:
             )
         dims[name] = int(size)
     kept = ", once (later it is read from the cache)" if cache_folder() is not None else ""
-    with _says_after(1.0, f"Capturing {model}{kept}..."):
+    with says_after(1.0, f"Capturing {model}{kept}..."):
         graph = load_model(model, dims=dims)
     if model.endswith(".onnx"):
         from placewright.frontends.onnx import unpriced_kinds
@@ -75,7 +80,7 @@ def timeline_of(problem: Problem, candidate: Candidate) -> Timeline:
 def warm_up(problem: Problem) -> None:
     """Have the simulator compiled, saying so if that takes long."""
     words = "Compiling the simulator, once for this machine (about ten seconds)..."
-    with _says_after(3.0, words), _quick_imports():
+    with says_after(3.0, words), _quick_imports():
         from placewright import simulator
 
         simulator.warm_up(problem)
@@ -85,7 +90,7 @@ def prepare(problem: Problem, placer: str, options: Mapping[str, Any]) -> None:
     """Have a placer compiled, saying so if that takes long."""
     from placewright import placing
 
-    with _says_after(5.0, "Compiling the placer, once for this machine (about a minute)..."):
+    with says_after(5.0, "Compiling the placer, once for this machine (about a minute)..."):
         placing.prepare(problem, placer, options)
 
 
@@ -103,6 +108,45 @@ def show_progress(problem: Problem, is_quiet: bool) -> Iterator[Callable[[Run], 
         yield live
     finally:
         live.close()
+
+
+class TimedWork:
+    """What a command shows while it times something: where it is, and who else uses the cores."""
+
+    def __init__(self, is_quiet: bool) -> None:
+        from placewright.execute.load_watch import LoadWatch
+        from placewright.report.live import LiveLine
+
+        self._is_quiet, self._line, self._watch = is_quiet, LiveLine(), LoadWatch()
+        self.load: Load | None = None  # once it is over
+        if self._watch.before:
+            self.say(self._watch.before)
+
+    def __call__(self, words: str) -> None:
+        """Show where the work is."""
+        self._watch.look()
+        if not self._is_quiet:
+            self._line(words)
+
+    def say(self, words: str) -> None:
+        """Say something that stays."""
+        if not self._is_quiet:
+            self._line.say(words)
+
+    def close(self) -> None:
+        """Look at the cores for the last time."""
+        if not self._is_quiet:
+            self._line.close()
+        self.load = self._watch.end()
+
+    @property
+    def disturbance(self) -> str:
+        """Say what disturbed the work; empty if nothing did."""
+        return "" if self.load is None else self.load.words()
+
+    def describe_load(self) -> dict[str, Any]:
+        """Give who else used the cores, as `--json` prints it."""
+        return {"load": None if self.load is None else self.load.describe()}
 
 
 def describe_timeline(timeline: Timeline) -> dict[str, Any]:
@@ -151,14 +195,25 @@ def say_unless(is_quiet: bool) -> Callable[[str], None]:
 
 
 @contextmanager
-def _says_after(seconds: float, words: str) -> Iterator[None]:
-    """Say `words` if what is inside takes longer than `seconds`."""
-    timer = threading.Timer(seconds, lambda: print(words, file=sys.stderr, flush=True))
-    timer.start()
+def says_after(seconds: float, words: str) -> Iterator[None]:
+    """Say `words` if what is inside takes longer than `seconds`, and then how long it takes."""
+    is_over, begin = threading.Event(), time.monotonic()
+
+    def tell() -> None:
+        if is_over.wait(seconds):
+            return
+        print(words, file=sys.stderr, flush=True)
+        while not is_over.wait(STILL_S):
+            took = f"({time.monotonic() - begin:.0f} s so far)"
+            print(f"{words} {took}", file=sys.stderr, flush=True)
+
+    teller = threading.Thread(target=tell, daemon=True)
+    teller.start()
     try:
         yield
     finally:
-        timer.cancel()
+        is_over.set()
+        teller.join()
 
 
 @contextmanager

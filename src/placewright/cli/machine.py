@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Optional
 
 import typer
 
 from placewright.cli._options import JsonOption
-from placewright.cli._shared import print_aside, print_json, say_unless, split_words, user_errors
+from placewright.cli._shared import TimedWork, print_aside, print_json, split_words, user_errors
 
 
 def probe(
@@ -41,7 +43,7 @@ def probe(
     Measure this machine, and write it as a cluster file.
 
     Rates, memory, links between all devices: half a minute on two CPU cores, less on a GPU. Let
-    nothing else run meanwhile.
+    nothing else run meanwhile; what others used of the cores is said, and noted in the file.
 
     `placewright probe -o box.toml`
     """
@@ -58,11 +60,14 @@ def probe(
                     f"`{output}` is no name for a cluster file; expected one that ends in `.toml`."
                 )
             check_writable(output)
-        cluster = measure(split_words(devices), name=name, progress=say_unless(as_json))
+        with closing(TimedWork(as_json)) as work:
+            cluster = measure(split_words(devices), name=name, progress=work)
+        if work.disturbance:
+            cluster = replace(cluster, source=f"{cluster.source}\n{work.disturbance}")
         if output is not None:
             cluster.save(output)
         if as_json:
-            print_json(describe_cluster(cluster))
+            print_json(describe_cluster(cluster) | work.describe_load())
             return
         print_aside(show_cluster(cluster))
         if output is None:

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
 from placewright.cli._options import JsonOption
-from placewright.cli._shared import print_json, print_out, say_unless, split_words, user_errors
+from placewright.cli._shared import (
+    TimedWork,
+    print_json,
+    print_out,
+    say_unless,
+    says_after,
+    split_words,
+    user_errors,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -69,9 +78,11 @@ def profile(
         machine = None if cluster is None else load_cluster(cluster)
         names = split_words(devices) if machine is None else machine.device_names
         chosen = find_devices(tuple(dict.fromkeys(names))) if names else default_devices()
-        captured = load_capture(model)
+        with says_after(1.0, f"Capturing {model}..."):
+            captured = load_capture(model)
         try:
-            found = time_ops(captured, chosen, again=again, say=say)
+            with closing(TimedWork(as_json)) as work:
+                found = time_ops(captured, chosen, again=again, say=work.say, progress=work)
         except KeyboardInterrupt:
             typer.echo("Stopped. What was timed is kept.", err=True)
             raise typer.Exit(130) from None
@@ -82,10 +93,13 @@ def profile(
         if machine is not None:
             _warn(machine, say)
         if as_json:
-            print_json([describe_profile(captured.graph, *pair) for pair in pairs])
+            load = work.describe_load()
+            print_json([describe_profile(captured.graph, *pair) | load for pair in pairs])
         else:
             for pair in pairs:
                 print_out(show_profile(captured.graph, *pair))
+            if work.disturbance:
+                print_out(work.disturbance)
 
 
 def _warn(cluster: Cluster, say: Callable[[str], None]) -> None:

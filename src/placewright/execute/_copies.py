@@ -101,7 +101,7 @@ class GpuWay:
         """Give a CPU's tensor in pinned memory."""
         if tensor.nbytes > SMALL_BYTES and tensor.is_pinned():
             return tensor
-        return self._find_room(tensor).copy_(tensor)
+        return copy_over(self._find_room(tensor), tensor)
 
     def _find_room(self, tensor: Tensor) -> Tensor:
         if self._room is not None:
@@ -137,21 +137,41 @@ class GpuWay:
 
 def copy_over(made: Tensor, tensor: Tensor) -> Tensor:
     """Copy a tensor to its `blank` on another device, without waiting for it."""
-    if not tensor.is_contiguous():
-        span = 1 + sum(
-            (n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True)
-        )
-        if tensor.numel() < span <= (1 + MOST_GAPS) * tensor.numel():
-            whole = made.as_strided((span,), (1,))
-            whole.copy_(tensor.as_strided((span,), (1,)), non_blocking=True)
-            return made
-    return made.copy_(tensor, non_blocking=True)
+    mine, theirs = _once(made), _once(tensor)
+    span = span_of(theirs)
+    is_dense = span == theirs.numel()
+    if not theirs.is_contiguous() and not is_dense and span <= (1 + MOST_GAPS) * theirs.numel():
+        mine = mine.as_strided((span,), (1,))
+        theirs = theirs.as_strided((span,), (1,))
+    mine.copy_(theirs, non_blocking=True)
+    return made
 
 
 def blank(tensor: Tensor, **options: Any) -> Tensor:
     """
     Make room for a copy, with the same strides: some kernels round otherwise on other strides.
 
-    So a copy of a slice takes as much memory as the rows that it is a part of.
+    So a copy of a slice takes as much memory as the rows that it is a part of, and one of a tensor
+    whose rows are all the same memory takes one row.
     """
-    return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, **options)
+    once = _once(tensor)
+    made = torch.empty_strided(once.size(), once.stride(), dtype=tensor.dtype, **options)
+    return made if once is tensor else made.as_strided(tensor.size(), tensor.stride())
+
+
+def span_of(tensor: Tensor) -> int:
+    """Count the elements of memory from a tensor's first to its last."""
+    if not tensor.numel():
+        return 0
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    return 1 + sum((n - 1) * step for n, step in steps)
+
+
+def _once(tensor: Tensor) -> Tensor:
+    """Look at what an expanded tensor repeats only once."""
+    if 0 not in tensor.stride():
+        return tensor
+    sizes = [
+        n if step or not n else 1 for n, step in zip(tensor.shape, tensor.stride(), strict=True)
+    ]
+    return tensor.as_strided(sizes, tensor.stride())

@@ -21,13 +21,19 @@ def find_indices(node: fx.Node) -> Iterator[tuple[fx.Node, tuple[int, int]]]:
     Find what a call uses as indices: the node, and the bound and rise of its numbers.
 
     Indices into a table are random, so that they hit all of it, as words do. Those that a pooling
-    keeps of where its maxima were rise along with the image.
+    keeps of where its maxima were rise along with the image, those of where bags begin along with
+    the words in them. Of errors there are none.
     """
     name, args = name_of(node.target), node.args
     if name == "embedding":
         yield args[1], (_size(args[0], 0), 0)  # type: ignore[misc]
     elif name == "embedding_dense_backward":
         yield args[1], (args[2], 0)  # type: ignore[misc]
+    elif name in ("_embedding_bag", "_embedding_bag_forward_only"):
+        yield args[1], (_size(args[0], 0), 0)  # type: ignore[misc]
+        yield args[2], (_size(args[1], 0), _size(args[2], 0))  # type: ignore[misc]
+    elif name == "_linalg_check_errors":
+        yield args[0], (1, 0)  # type: ignore[misc]
     elif name.startswith("nll_loss"):
         scores, target = args[1:3] if name.endswith("backward") else args[:2]
         yield target, (_size(scores, 1 if len(_shape(scores)) > 1 else 0), 0)  # type: ignore[misc]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import combinations
@@ -54,17 +54,22 @@ def time_links(
     lanes: Sequence[Lane],
     sizes: Sequence[int],
     num_repeats: int,
+    tell: Callable[[str], None],
 ) -> Links:
     """
     Time copies of several sizes between every two devices.
 
-    Both directions are equal, but for the bandwidth to and from a GPU.
+    Both directions are equal, but for the bandwidth to and from a GPU. `tell` is called between two
+    pairs.
     """
     links: dict[tuple[int, int], LinkFigures] = {}
     pageable: dict[tuple[int, int], LinkFigures] = {}
     chain = _Chain(num_repeats)
-    for a, b in combinations(range(len(devices)), 2):
+    pairs = [*combinations(range(len(devices)), 2)]
+    for number, (a, b) in enumerate(pairs):
         both = devices[a].name, devices[b].name
+        if number:
+            tell(f"{number} of {len(pairs)} pairs of devices timed")
         ways = (a, b), (b, a)
         num_gpus = sum(devices[d].kind == "cuda" for d in (a, b))
         has_share = any(devices[d].share is not None for d in (a, b))

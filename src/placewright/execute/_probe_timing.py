@@ -15,6 +15,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import wait
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -36,6 +37,9 @@ Clock = Callable[[Run, int], float]
 
 Case = tuple[int, str, int]
 """An op at one size: its ladder, dtype and rung."""
+
+TELL_EVERY_S = 1.0
+"""How often it is told how far the timing is."""
 
 LEAST_BYTES = 256 * 2**20
 """A device with less free memory cannot be measured."""
@@ -76,9 +80,13 @@ class Timing:
     cores: Sequence[Lane]  # of devices that are cores: all work while one of them is measured
     halt: threading.Event  # ends it early
 
-    def time_ops(self, chosen: Sequence[tuple[RealDevice, Lane]]) -> list[Sample]:
+    def time_ops(
+        self, chosen: Sequence[tuple[RealDevice, Lane]], tell: Callable[[str], None]
+    ) -> list[Sample]:
         """
         Time all ops in several passes, each on the next of some devices that are alike.
+
+        `tell` is called with how far this is, once a second.
 
         Raises
         ------
@@ -90,9 +98,13 @@ class Timing:
         for k in range(self.settings.num_passes):
             device, lane = chosen[k % len(chosen)]
             others = [other for other in self.cores if other is not lane]
-            one_pass = functools.partial(self._pass, device, end if k > 0 else math.inf)
+            done: dict[Case, Sample] = {}
+            one_pass = functools.partial(self._pass, device, end if k > 0 else math.inf, done)
             with _busy(others if lane in self.cores else []):
-                done = lane.submit(one_pass).result()
+                running = lane.submit(one_pass)
+                while not wait([running], TELL_EVERY_S).done:
+                    tell(f"{len(done):,} ops timed, pass {k + 1} of {self.settings.num_passes}")
+                running.result()
             for case, sample in done.items():
                 found[case].append(sample)
         return [
@@ -100,7 +112,7 @@ class Timing:
             for passes in found.values()
         ]
 
-    def _pass(self, device: RealDevice, end: float) -> dict[Case, Sample]:
+    def _pass(self, device: RealDevice, end: float, found: dict[Case, Sample]) -> None:
         """Time every op at every size that a device can take, on the thread that calls."""
         free = memory_of(device, max(len(self.cores), 1))
         if free < LEAST_BYTES:
@@ -109,16 +121,14 @@ class Timing:
                 f" {format_bytes(LEAST_BYTES)}. Free some."
             )
         limits = _Limits(end, min(self.settings.largest_bytes, free // 4))
-        found: dict[Case, Sample] = {}
         with torch.no_grad():
             for dtype in ("float32", *self._other_dtypes(device)):
                 pool_bytes = min(self.settings.pool_bytes, free // 8)
                 inputs = Inputs(device.torch_device, dtype, pool_bytes)
                 for k, ladder in enumerate(LADDERS):
                     if dtype in ladder.dtypes:
-                        climbed = enumerate(self._climb(ladder, device, inputs, limits))
-                        found |= {(k, dtype, rung): sample for rung, sample in climbed}
-        return found
+                        for rung, sample in enumerate(self._climb(ladder, device, inputs, limits)):
+                            found[k, dtype, rung] = sample
 
     def _other_dtypes(self, device: RealDevice) -> tuple[str, ...]:
         """List the dtypes besides float32 that a device has a rate of its own for."""

@@ -39,7 +39,8 @@ from placewright.execute._wire import (
     Setup,
     Wire,
 )
-from placewright.frontends._modules import leaves_of, named_tensors
+from placewright.frontends._modules import named_tensors
+from placewright.frontends._structures import leaves_of
 from placewright.frontends.torch import capture
 from placewright.load import load_step
 

@@ -14,6 +14,21 @@ from torch import fx
 
 from placewright.frontends._work import name_of
 
+_AS_STRIDED = torch.ops.aten.as_strided.default
+
+
+class _Identity:
+    """A Python object as itself, whatever it equals."""
+
+    def __init__(self, thing: Any) -> None:
+        self.thing = thing
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Identity) and other.thing is self.thing
+
+    def __hash__(self) -> int:
+        return id(self.thing)
+
 
 class Words:
     """Python objects that lines speak of, each by one name."""
@@ -27,8 +42,13 @@ class Words:
         key = (type(thing), repr(thing)) if isinstance(thing, float) else thing
         if key not in self._names:
             self._names[key] = f"o{len(self._names)}"
-            self.meanings[self._names[key]] = thing
+            is_held = isinstance(thing, _Identity)
+            self.meanings[self._names[key]] = thing.thing if is_held else thing
         return self._names[key]
+
+    def refer(self, thing: Any) -> str:
+        """Give a Python object a name by its identity: it may change."""
+        return self.name(_Identity(thing))
 
     def literal(self, value: Any, where: torch.device | None = None) -> str:
         """Write a constant argument; a device is that of the op, if it is told."""
@@ -44,6 +64,11 @@ class Words:
         """Write the call of a view."""
         words = [base if isinstance(each, fx.Node) else self.literal(each) for each in node.args]
         words += [f"{key}={self.literal(each)}" for key, each in node.kwargs.items()]
+        if node.target is _AS_STRIDED and len(node.args) > 3 and node.args[3] is not None:
+            viewed, _, _, offset = node.args  # counted from where the memory begins
+            assert isinstance(viewed, fx.Node)
+            assert isinstance(offset, int)
+            words[3] = f"{base}.storage_offset() + {offset - viewed.meta['offset']}"
         return f"{self.name(node.target)}({', '.join(words)})"
 
     def creation(self, node: fx.Node, where: torch.device) -> str:

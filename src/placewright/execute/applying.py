@@ -1,24 +1,38 @@
 """
-A plan put to work: `apply` for a module that is called and trained as before, `TrainStep` for all.
+A plan put to work on a module that is called and trained as before: `apply`.
 
-This module owns where a captured step is cut for autograd: the module's forward pass in one part,
-its backward pass in another, the loss and the optimiser left to the user.
+This module owns what a call of a placed module is to PyTorch: which of its results have gradients,
+what it leaves in inputs and attributes, and which backward pass belongs to the gradients that come.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Iterable, Mapping
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from placewright.errors import InputError
-from placewright.execute.placed import PlacedStep, whole_step
+from placewright.execute.call_effects import (
+    check_overlaps,
+    set_attributes,
+    without_values,
+    write_back,
+)
+from placewright.execute.calls import Programs, Signature, read_arguments
+from placewright.execute.carry_over import Placing
+from placewright.execute.devices import Lanes, find_devices
+from placewright.execute.placed import PlacedStep, placing_of
 from placewright.execute.program import Parts
-from placewright.frontends._modules import leaves_of, named_tensors
-from placewright.frontends.torch import Capture, Loss, capture
+from placewright.execute.residents import Residents
+from placewright.frontends._structures import Real, Scan, build, swap_leaves
+from placewright.frontends.torch import Capture, Loss, as_tuple, capture, capture_call
 from placewright.plan import Plan
 
 
@@ -39,10 +53,13 @@ def apply(
     """
     Give back a module that runs as planned: called as before, and trained as before.
 
-    Its parameters and buffers are the module's own, moved to where the plan wants them; so the
-    state dict stays what it was. With a plan of a training step, ``loss(placed(x)).backward()``
-    puts gradients on them, and any optimiser updates them. The loss that the plan was made with
-    need not be the loss that is used.
+    It is of the module's class and shares its parameters, buffers and submodules with it; these
+    are moved to where the plan wants them, so the state dict stays what it was. With a plan of a
+    training step, a loss on anything that it returns puts gradients on parameters, and on inputs
+    that want one; any optimiser updates them.
+
+    A call of another kind than those before (other shapes, flags, numbers or modes) gets a program
+    of its own, under the same placement by module and op, when it is first met.
 
     Parameters
     ----------
@@ -52,7 +69,7 @@ def apply(
         The module that the plan was made for, with real weights.
     inputs, kwargs, train, loss, targets, optimizer, sums_at_end
         What `placewright.capture` was given when the plan was made: the module is captured again,
-        and must come to the same graph.
+        and must come to the same graph. Without `train`, results have no gradients.
     graphs
         Whether adjacent ops of a GPU are replayed as CUDA graphs, from the third call on: for
         inference only, with no op that draws random numbers on the GPU.
@@ -64,7 +81,7 @@ def apply(
     ------
     InputError
         The plan is for another model, for devices that are not here, or needs more memory than
-        there is; or the loss reads parameters itself, which only `TrainStep` can run.
+        there is; or the module does something that a plan cannot.
     """
     step = capture(
         module,
@@ -76,267 +93,438 @@ def apply(
         optimizer=optimizer,
         sums_at_end=sums_at_end,
     )
-    parts = module_parts(step)
-    placed = PlacedStep.of_plan(step, module, plan, parts, graphs=graphs, compiles=compiles)
-    return _wrap(module, placed, (inputs, kwargs or {}))
+    placing = placing_of(plan, step)
+    options = {"graphs": graphs, "compiles": compiles}
+    calls = Calls(module, placing, train=train, sums_at_end=sums_at_end, options=options)
+    if isinstance(inputs, Mapping):
+        args, named = (), {**inputs, **(kwargs or {})}
+    else:
+        args, named = as_tuple(inputs), dict(kwargs or {})
+    with torch.set_grad_enabled(train):
+        calls.prepare(args, named, step.returned.trained)
+    return calls.placed
 
 
-def _wrap(module: torch.nn.Module, placed: PlacedStep, given: Any) -> torch.nn.Module:
-    """Make a module of the same class that shares everything with the given one but `forward`."""
-    known = dict(named_tensors(module, "param"))
-    sources = [known[name] for name in placed.capture.parameters]
-    inputs = _Inputs(given)
-    was_training = module.training
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Call:
+    """One kind of call, ready to run."""
 
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        if made.training != was_training:
-            mode = "training" if was_training else "evaluation"
-            raise InputError(
-                f"The plan is for the module in {mode} mode, and it is not any more. Set it back,"
-                " or make a plan for the other mode."
-            )
-        leaves = inputs.check((args, kwargs))
-        run: Any = _Placed.apply  # without types
-        found = run(placed, len(leaves), *leaves, *sources)
-        values = dict(zip(placed.parts.wanted[0], found, strict=True))
-        return placed.capture.returned.rebuild(values)
+    key: Any
+    casts: dict[str, torch.dtype]  # what autocast had on, by kind of device
+    example: Any  # its arguments, on the meta device
+    capture: Capture
+    step: PlacedStep
+    read_leaves: tuple[int, ...]  # inputs that the backward pass reads
+    read_parameters: frozenset[str]  # and parameters
+    read_made: tuple[int, ...]  # and what the forward pass made
+    overwritten: tuple[str, ...]  # nodes of what stays and the forward pass overwrites
 
-    made = copy.copy(module)
-    made.forward = forward
-    made.__dict__["_placed"] = placed
-    return made
+    @property
+    def trained(self) -> tuple[int, ...]:
+        """List what the backward pass begins at: made tensors, by number."""
+        return self.capture.returned.trained
 
 
-class _Inputs:
-    """What a step was captured with: later inputs must be alike."""
-
-    def __init__(self, given: Any) -> None:
-        self.shapes = [(tuple(leaf.shape), leaf.dtype) for leaf in leaves_of(_normal(given))]
-
-    def check(self, given: Any) -> list[Tensor]:
-        leaves = leaves_of(_normal(given))
-        shapes = [(tuple(leaf.shape), leaf.dtype) for leaf in leaves]
-        if shapes != self.shapes:
-            raise InputError(
-                f"The plan is for inputs of {_tell(self.shapes)}, and these are {_tell(shapes)}."
-                " Make a plan for them."
-            )
-        if any(leaf.requires_grad for leaf in leaves):
-            raise InputError(
-                "An input wants a gradient, and a plan computes those of parameters only. Pass it"
-                " detached."
-            )
-        return leaves
-
-
-def _normal(given: Any) -> Any:
-    """Order arguments as `capture` does: positions first, then names."""
-    inputs, kwargs = given
-    return ((), {**inputs, **kwargs}) if isinstance(inputs, Mapping) else (inputs, kwargs)
-
-
-def _tell(shapes: Iterable[tuple[tuple[int, ...], torch.dtype]]) -> str:
-    words = [f"{str(dtype).removeprefix('torch.')} {list(shape)}" for shape, dtype in shapes]
-    return ", ".join(words) or "nothing"
+def _make_call(key: Any, casts: dict[str, torch.dtype], example: Any, step: PlacedStep) -> Call:
+    """Find out what a backward pass needs to be there as it was."""
+    made = step.capture
+    calls = made.tape.calls
+    values = {e.value.node.name: e.value for e in made.entries}
+    values |= {value.node.name: value for call in calls for value in call.makes}
+    read = {value.storage for c in calls if c.phase == "backward" for value in c.reads}
+    written = {value.storage for c in calls if c.phase == "forward" for value in c.writes}
+    leaves = [e.value.storage for e in made.entries if e.kind == "input"]
+    outputs = [values[name].storage for name in made.returned.nodes]
+    replaced = {number for number, _ in made.returned.written}
+    return Call(
+        key=key,
+        casts=casts,
+        example=example,
+        capture=made,
+        step=step,
+        read_leaves=tuple(k for k, s in enumerate(leaves) if s in read and k not in replaced),
+        read_parameters=frozenset(
+            e.name for e in made.entries if e.kind == "param" and e.value.storage in read - written
+        ),
+        read_made=tuple(k for k, storage in enumerate(outputs) if storage in read),
+        overwritten=tuple(
+            e.value.node.name
+            for e in made.entries
+            if e.kind in ("param", "buffer", "constant") and e.value.storage in written
+        ),
+    )
 
 
-class _Placed(torch.autograd.Function):
-    """A placed module's forward and backward pass, for autograd."""
-
-    @staticmethod
-    def forward(ctx: Any, placed: PlacedStep, count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
-        kept = placed.runner.make_kept()
-        found = placed.run(tensors[:count], 0, kept)
-        ctx.kept, ctx.placed, ctx.count = kept, placed, count
-        trained = placed.capture.cut.outputs[: len(placed.capture.cut.gradients)]
-        wanted = placed.parts.wanted[0]
-        ctx.at = [wanted.index(name) for name in trained]
-        others = [found[k] for k in range(len(wanted)) if k not in ctx.at]
-        ctx.mark_non_differentiable(*others)
-        ctx.set_materialize_grads(True)
-        return tuple(found)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        if ctx.kept is None:
-            raise RuntimeError(
-                "The backward pass of a placed module runs once for each forward pass; call the"
-                " module again."
-            )
-        fed = [gradients[k] for k in ctx.at]
-        found = ctx.placed.run(fed, 1, ctx.kept)
-        ctx.kept = None
-        return None, None, *(None for _ in range(ctx.count)), *found
-
-
-class TrainStep:
+class Calls:
     """
-    A whole training step as planned: forward, loss, backward and update.
-
-    Called with inputs and targets, it runs a step and gives the loss. The module's parameters and
-    buffers are moved to where the plan wants them, and stay the module's own; the optimiser's
-    state lives here, and is new.
+    What a placed module does when it is called.
 
     Parameters
     ----------
-    plan
-        The plan.
     module
-        The module that the plan was made for, with real weights.
-    inputs, kwargs, loss, targets, optimizer, sums_at_end
-        What `placewright.capture` was given, with ``train=True``, when the plan was made.
-    graphs, compiles
-        As for `apply`; here CUDA graphs are for training.
-
-    Raises
-    ------
-    InputError
-        The plan is for another model, for devices that are not here, or needs more memory than
-        there is.
+        The module.
+    placing
+        Where its ops run, as planned for one kind of call.
+    train
+        Whether calls have a backward pass while gradients are on.
+    sums_at_end
+        As for `placewright.capture`.
+    options
+        Of `PlacedStep`.
     """
 
     def __init__(
         self,
-        plan: Plan,
         module: torch.nn.Module,
-        inputs: Any,
+        placing: Placing,
         *,
-        kwargs: Mapping[str, Any] | None = None,
-        loss: Loss | None = None,
-        targets: Any = (),
-        optimizer: str | torch.optim.Optimizer | None = None,
-        sums_at_end: bool = False,
-        graphs: bool = True,
-        compiles: bool = False,
+        train: bool,
+        sums_at_end: bool,
+        options: dict[str, Any],
     ) -> None:
-        step = capture(
-            module,
-            inputs,
-            kwargs=kwargs,
-            train=True,
-            loss=loss,
-            targets=targets,
-            optimizer=optimizer,
-            sums_at_end=sums_at_end,
-        )
-        self._placed = PlacedStep.of_plan(
-            step, module, plan, whole_step(step), graphs=graphs, compiles=compiles
-        )
-        self._inputs = _Inputs((_with(inputs, kwargs), {"targets": targets}))
-        self.module = module
+        self.placing, self.train = placing, train
+        self._sums_at_end, self._options = sums_at_end, options
+        self.placed = _make_placed(module, self)
+        self._module: torch.nn.Module = object.__new__(type(module))  # that is captured
+        self._module.__dict__.update(module.__dict__)
+        self._own_forward = {k: v for k, v in module.__dict__.items() if k == "forward"}
+        self.signature = Signature(module.forward)
+        kinds = {device.kind for device in find_devices(placing.device_names)}
+        self.programs: Programs[Call] = Programs(self.placed, kinds)
+        self.lanes, self._residents = Lanes(), Residents(self._module)
 
-    def __call__(
-        self, inputs: Any, targets: Any = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Tensor:
+    @property
+    def module(self) -> torch.nn.Module:
+        """Give the module as it would be if it were not placed, in its present state."""
+        held = self._module.__dict__
+        held.clear()
+        held.update({key: value for key, value in self.placed.__dict__.items() if key != "forward"})
+        held.update(self._own_forward)
+        return self._module
+
+    def copy(self, memo: dict[int, Any]) -> Calls:
+        """Place a copy of the module in the same way."""
+        return Calls(
+            copy.deepcopy(self.module, memo),
+            self.placing,
+            train=self.train,
+            sums_at_end=self._sums_at_end,
+            options=self._options,
+        )
+
+    def close(self) -> None:
+        """End the threads that work for calls."""
+        self.lanes.close()
+
+    def prepare(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], trained: Sequence[int] | None
+    ) -> None:
+        """Make the program for a kind of call."""
+        args, named = self.signature.bind(args, kwargs)
+        self._find(args, named, read_arguments((args, named)), trained)
+
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call the module."""
+        args, named = self.signature.bind(args, kwargs)
+        found = read_arguments((args, named))
+        call = self._find(args, named, found, None)
+        leaves = [leaf.resolve_conj().resolve_neg() for leaf in found.leaves]
+        written = [number for number, _ in call.capture.returned.written]
+        check_overlaps(leaves, written, call.step.residents, call.overwritten)
+        seed = call.step.runner.draw_seed()
+        if call.trained and torch.is_grad_enabled():
+            names, tensors = self.programs.watch.names, self.programs.watch.tensors()
+            pairs = [(n, t) for n, t in zip(names, tensors, strict=True) if t.requires_grad]
+            sources = [tensor for _, tensor in pairs]
+            run: Any = _Run.apply  # without types
+            made = run(self, call, seed, [n for n, _ in pairs], len(leaves), *leaves, *sources)
+        else:
+            with torch.no_grad():
+                made = _write_back(call, leaves, call.step.run(leaves, 0, None, seed))
+        return self._finish(call, found, made)
+
+    def _find(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        found: Scan,
+        trained: Sequence[int] | None,
+    ) -> Call:
+        trains = self.train and torch.is_grad_enabled()
+        if self.programs.moved():
+            self._settle_again()
+        key = self.programs.key_of(found, trains)
+        call = self.programs.get(
+            key, found.leaves, lambda: self._make(key, (args, kwargs), trains, trained)
+        )
+        if call.key != key:  # the program is known to set what was looked at
+            self.programs.put(call.key, call)
+        return call
+
+    def _settle_again(self) -> None:
+        """Follow parameters that somebody has moved or replaced."""
+        try:
+            for call in self.programs.all():
+                call.step.settle(self._residents)
+        except (KeyError, RuntimeError):  # they are of other names or sizes by now
+            self.programs.forget()
+        self.programs.leave()
+
+    def _make(self, key: Any, given: Any, trains: bool, trained: Sequence[int] | None) -> Call:
+        """Make the program for a kind of call."""
+        casts = self.programs.casts()
+        example = swap_leaves(given, without_values)
+        made = self._capture(example, trains, trained)
+        effects = [(e.owner, e.name) for e in made.returned.effects if isinstance(e.owner, str)]
+        if self.programs.watch.ignore(effects):
+            key = (self.programs.watch.number, *key[1:])
+        return _make_call(key, casts, example, self._place(made, self._residents))
+
+    def _capture(self, example: Any, trains: bool, trained: Sequence[int] | None) -> Capture:
+        args, kwargs = example
+        return capture_call(
+            self.module,
+            args,
+            kwargs,
+            train=trains,
+            trained=trained,
+            sums_at_end=self._sums_at_end,
+        )
+
+    def _place(self, made: Capture, residents: Residents) -> PlacedStep:
+        placing = self.placing.carry_over(made.graph)
+        step = PlacedStep(
+            made,
+            self.module,
+            placing.placement,
+            placing.sequence,
+            placing.device_names,
+            _parts_of(made),
+            lanes=self.lanes,
+            shared=residents,
+            **self._options,
+        )
+        self.programs.leave()
+        return step
+
+    def _finish(self, call: Call, found: Scan, made: Sequence[Tensor]) -> Any:
+        """Build what the call returns, and set the attributes that it sets."""
+        returned = call.capture.returned
+        real = Real(found.leaves, found.objects, made, self._own)
+        set_attributes(returned.effects, real, self.placed.get_submodule)
+        return build(returned.template, real)
+
+    def _own(self, name: str) -> Tensor:
+        prefix, _, last = name.rpartition(".")
+        found: Tensor = getattr(self.placed.get_submodule(prefix), last)
+        return found
+
+    def go_back(
+        self, call: Call, saved: _Saved, kept: list[Any] | None, gradients: dict[int, Tensor]
+    ) -> dict[str | int, Tensor]:
         """
-        Run one step and give the loss.
+        Compute the gradients of parameters, by name, and of inputs, by number.
+
+        The backward pass of a program begins at certain results. Where gradients come for others,
+        or a second time, the call is run again, as it was, with the right backward pass.
+        """
+        if kept is None or tuple(gradients) != call.trained:
+            call, kept = self._run_again(call, saved, tuple(gradients))
+        made, nodes = call.capture, call.step.parts.fed[1]
+        metas = {e.value.node.name: e.value.node.meta["tensor"] for e in made.entries}
+        fed = [_laid_out(gradients[k], metas[n]) for k, n in zip(call.trained, nodes, strict=True)]
+        found = call.step.run(fed, 1, kept, saved.seed)
+        names = [*made.parameters, *(number for number, _ in made.input_gradients)]
+        return dict(zip(names, found, strict=True))
+
+    def _run_again(
+        self, call: Call, saved: _Saved, trained: tuple[int, ...]
+    ) -> tuple[Call, list[Any]]:
+        """Run a forward pass again, to go back from other results."""
+        saved.check(self.programs.watch.look() == call.key[0])
+        with contextlib.ExitStack() as stack:
+            for kind in self.programs.kinds:
+                dtype = call.casts.get(kind)
+                stack.enter_context(torch.autocast(kind, dtype, enabled=dtype is not None))
+            made = self._capture(call.example, True, trained)
+        assert made.returned.trained == trained
+        step = self._place(made, Residents(self._module, saved.before))
+        kept = step.runner.make_kept()
+        step.run(saved.leaves, 0, kept, saved.seed)
+        again = _make_call(call.key, call.casts, call.example, step)
+        return again, kept
+
+    def use(self, call: Call) -> None:
+        """Use a program that was made for a backward pass in later calls of its kind."""
+        call.step.settle(self._residents)
+        self.programs.put(call.key, call)
+
+
+@dataclass(frozen=True, eq=False)
+class _Saved:
+    """What it takes to run a forward pass again."""
+
+    leaves: list[Tensor]
+    before: dict[str, Tensor]  # what it has overwritten, by node
+    versions: list[tuple[Tensor, int]]
+    seed: int
+
+    @classmethod
+    def of(cls, call: Call, leaves: Sequence[Tensor], tensors: list[Tensor], seed: int) -> _Saved:
+        """Save what a forward pass is about to read."""
+        written = {number for number, _ in call.capture.returned.written}
+        kept = [
+            leaf.detach().clone(memory_format=torch.preserve_format) if k in written else leaf
+            for k, leaf in enumerate(leaves)
+        ]
+        residents = call.step.residents
+        before = {
+            node: residents[node].detach().clone() for node in call.overwritten if node in residents
+        }
+        places = {residents[node].data_ptr() for node in before}
+        fixed = [leaf for k, leaf in enumerate(leaves) if k not in written]
+        fixed += [tensor for tensor in tensors if tensor.data_ptr() not in places]
+        return cls(kept, before, [(tensor, tensor._version) for tensor in fixed], seed)
+
+    def check(self, is_same_module: bool) -> None:
+        """
+        Check that all is as it was.
 
         Raises
         ------
-        InputError
-            Shapes or types of inputs or targets are not those that were captured.
+        RuntimeError
+            It is not.
         """
-        leaves = self._inputs.check((_with(inputs, kwargs), {"targets": targets}))
-        return self._placed.run(leaves)[0]
-
-    def close(self) -> None:
-        """End the threads that worked for the step."""
-        self._placed.close()
-
-
-def _with(inputs: Any, kwargs: Mapping[str, Any] | None) -> Any:
-    if isinstance(inputs, Mapping):
-        return ((), {**inputs, **(kwargs or {})})
-    return (inputs, dict(kwargs or {}))
+        if not is_same_module or any(tensor._version != v for tensor, v in self.versions):
+            raise RuntimeError(
+                "This backward pass runs the placed module's forward pass again (it begins at"
+                " other results than the one before, or runs a second time), and since then an"
+                " input, a parameter or the module's mode has changed. Go back first."
+            )
 
 
-def module_parts(step: Capture) -> Parts:
-    """
-    Cut a captured step for autograd: what the module computes, and how its gradients are found.
+class _Run(torch.autograd.Function):
+    """A placed module's forward and backward pass, for autograd."""
 
-    Raises
-    ------
-    InputError
-        The loss reads parameters itself, so that a part of their gradient is not the module's.
-    """
-    graph, fed = step.graph, _input_nodes(step)
-    wanted = step.returned.nodes
-    links = _Links(step)
-    forward = links.before(wanted, ())
-    targets = {
-        int(graph.tensor_op[tensor])
-        for tensor, label in enumerate(step.tensor_nodes)
-        if label in links.inputs - {*fed}
-    }
-    residents = {op for op in range(graph.num_ops) if not step.op_nodes[op]} - targets
-    if not step.parameters:
-        return Parts((frozenset(forward | residents),), (fed,), (wanted,))
-    if step.cut.loss_reads:
-        raise InputError(
-            f"The loss reads parameters itself (`{step.cut.loss_reads[0]}`), beside what the module"
-            " returns; run the whole step with `TrainStep`."
+    @staticmethod
+    def forward(
+        ctx: Any, calls: Calls, call: Call, seed: int, names: list[str], count: int, *given: Tensor
+    ) -> tuple[Tensor, ...]:
+        leaves, sources = given[:count], given[count:]
+        ctx.saved = _Saved.of(call, leaves, calls.programs.watch.tensors(), seed)
+        ctx.kept = call.step.runner.make_kept()
+        made = _write_back(call, leaves, call.step.run(leaves, 0, ctx.kept, seed))
+        returned = call.capture.returned
+        ctx.calls, ctx.call, ctx.names, ctx.count = calls, call, names, count
+        ctx.mark_dirty(*(leaves[number] for number, _ in returned.written))
+        others = {*range(len(made))} - {*returned.differentiable}
+        ctx.mark_non_differentiable(*(made[k] for k in others))
+        ctx.set_materialize_grads(False)
+        pairs = zip(names, sources, strict=True)
+        ctx.save_for_backward(
+            *(leaves[k] for k in call.read_leaves),
+            *(source for name, source in pairs if name in call.read_parameters),
+            *(made[k] for k in call.read_made),
         )
-    names = step.cut.parameter_gradients
-    backward = links.before(names, step.cut.gradients) - forward - residents
-    return Parts(
-        (frozenset(forward | residents), frozenset(backward)),
-        (fed, step.cut.gradients),
-        (wanted, names),
+        return tuple(made)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *given: Tensor | None) -> Any:
+        ctx.saved_tensors  # noqa: B018  # says what was overwritten since, or that they are gone
+        differentiable = ctx.call.capture.returned.differentiable
+        gradients = {k: g for k in differentiable if (g := given[k]) is not None}
+        found: dict[str | int, Tensor] = {}
+        if gradients:
+            kept, ctx.kept = ctx.kept, None
+            found = ctx.calls.go_back(ctx.call, ctx.saved, kept, gradients)
+        inputs = (found.get(k) for k in range(ctx.count))
+        return None, None, None, None, None, *inputs, *(found.get(name) for name in ctx.names)
+
+
+def _parts_of(made: Capture) -> Parts:
+    """Cut a captured call in two for autograd, if it has a backward pass."""
+    graph = made.graph
+    phases = [
+        "backward" if kind == "gradient" else phase
+        for kind, phase in zip(graph.op_kinds, graph.op_phases, strict=True)
+    ]
+    forward = frozenset(op for op, phase in enumerate(phases) if phase == "forward")
+    fed = tuple(e.value.node.name for e in made.entries if e.kind == "input")
+    if not made.returned.trained:
+        return Parts((forward,), (fed,), (made.returned.nodes,))
+    backward = frozenset(
+        op for op, phase in enumerate(phases) if phase == "backward" and made.op_nodes[op]
     )
+    wanted = (*made.cut.parameter_gradients, *(node for _, node in made.input_gradients))
+    return Parts((forward, backward), (fed, made.cut.gradients), (made.returned.nodes, wanted))
 
 
-def _input_nodes(step: Capture) -> tuple[str, ...]:
-    """List the inputs of the module, without the targets of the loss."""
-    return tuple(
-        entry.value.node.name
-        for entry in step.entries
-        if entry.kind == "input" and entry.name.startswith("input.")
-    )
+def _write_back(call: Call, leaves: Sequence[Tensor], found: list[Tensor]) -> list[Tensor]:
+    """Leave in inputs what was written there; give what was made, each an object of its own."""
+    for number, k in call.capture.returned.written:
+        write_back(leaves[number], found[k])
+        found[k] = leaves[number]
+    seen: set[int] = set()
+    for k, tensor in enumerate(found):
+        if id(tensor) in seen:
+            found[k] = tensor.detach()
+        seen.add(id(tensor))
+    return found
 
 
-class _Links:
-    """Which ops a value depends on."""
+def _laid_out(gradient: Tensor, meta: tuple[Any, ...]) -> Tensor:
+    """Give a gradient with the strides that the backward pass was captured with."""
+    shape, stride, dtype = meta
+    if gradient.stride() == stride:
+        return gradient
+    made = torch.empty_strided(shape, stride, dtype=dtype, device=gradient.device)
+    return made.copy_(gradient)
 
-    def __init__(self, step: Capture) -> None:
-        graph, tape = step.graph, step.tape
-        there = [entry.value for entry in step.entries]
-        made = [value for call in tape.calls for value in call.makes]
-        self.values = {value.node.name: value for value in (*there, *made)}
-        self.maker: dict[Any, int] = {}  # the last op that makes or overwrites a storage
-        self.label_of = step.tensor_nodes
-        for tensor, label in enumerate(step.tensor_nodes):
-            op = int(graph.tensor_op[tensor])
-            if label and graph.op_phases[op] != "update":  # some updates scale gradients in place
-                self.maker[self.values[label].storage] = op
-        self.reads: list[list[int]] = [[] for _ in range(graph.num_ops)]
-        for tensor, op in zip(graph.use_tensor.tolist(), graph.use_op.tolist(), strict=True):
-            if step.tensor_nodes[tensor]:
-                self.reads[op].append(tensor)
-        self.tensor_op = graph.tensor_op.tolist()
-        self.inputs = {e.value.node.name for e in step.entries if e.kind == "input"}
-        buffers = {e.value.storage for e in step.entries if e.kind == "buffer"}
-        op_of = {name: op for op, names in enumerate(step.op_nodes) for name in names}
-        self.assigning = [
-            op_of[call.node.name]
-            for call in tape.calls
-            if call.node.name in op_of
-            and call.phase == "forward"
-            and any(value.storage in buffers for value in call.writes)
-        ]
 
-    def before(self, nodes: Iterable[str], stops: Iterable[str]) -> set[int]:
-        """Find the ops that nodes depend on, as far as the nodes where that stops."""
-        ended = {self.values[name].storage for name in stops}
-        storages = [self.values[name].storage for name in nodes]
-        waiting = [self.maker[s] for s in storages if s in self.maker and s not in ended]
-        waiting += [] if ended else self.assigning  # buffers change in the forward pass
-        found: set[int] = set()
-        while waiting:
-            op = waiting.pop()
-            if op in found:
-                continue
-            found.add(op)
-            for tensor in self.reads[op]:
-                if self.values[self.label_of[tensor]].storage not in ended:
-                    waiting.append(self.tensor_op[tensor])
-        return found
+# --- The module. ---
+
+
+class PlacedModule(torch.nn.Module):
+    """
+    What makes a placed module of a module's class: its `forward` runs a plan.
+
+    Copies (`copy.deepcopy`) are placed in the same way, with parameters of their own. The module
+    as a whole cannot be pickled; its state dict can.
+    """
+
+    _calls: Calls
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> torch.nn.Module:
+        """Place a copy of the module in the same way."""
+        made = self._calls.copy(memo).placed
+        memo[id(self)] = made
+        return made
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Refuse to be pickled."""
+        raise InputError(
+            "A placed module cannot be saved as a whole: its plan belongs to this machine. Save"
+            " `placed.state_dict()`, load it into the module, and place that."
+        )
+
+
+def _make_placed(module: torch.nn.Module, calls: Calls) -> torch.nn.Module:
+    """Make a module of the same class that shares everything with the given one but `forward`."""
+    kind = type(module)
+
+    @torch._disable_dynamo
+    def forward(_: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return calls.run(args, kwargs)
+
+    forward.__doc__ = kind.forward.__doc__
+    forward.__signature__ = inspect.signature(kind.forward)
+    words = {
+        "__module__": kind.__module__,
+        "__qualname__": kind.__qualname__,
+        "_calls": calls,
+        "forward": forward,
+    }
+    made: torch.nn.Module = object.__new__(type(kind.__name__, (PlacedModule, kind), words))
+    made.__dict__.update({key: v for key, v in module.__dict__.items() if key != "forward"})
+    return made

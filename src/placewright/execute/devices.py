@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import re
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -154,28 +155,41 @@ class Lane:
     def __init__(self, device: RealDevice) -> None:
         if device.kind == "cpu":
             keep_memory()
-        self._settled: Future[None] = Future()
-        self._work: SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = SimpleQueue()
-        self._thread = threading.Thread(
-            target=self._run, args=(device,), name=f"placewright {device.name}", daemon=True
-        )
+        self._device = device
         before = torch.get_num_threads()
         if len(device.cores) > 1 and before > 2:
             _dismiss_threads()
+        self._start()
+        torch.set_num_threads(before)  # a thread's setting is also that of threads to come
+
+    def _start(self) -> None:
+        self._process = os.getpid()
+        self._settled: Future[None] = Future()
+        self._work: SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = SimpleQueue()
+        self._thread = threading.Thread(
+            target=self._run,
+            args=(self._device,),
+            name=f"placewright {self._device.name}",
+            daemon=True,
+        )
         self._thread.start()
         self._settled.result()
-        torch.set_num_threads(before)  # a thread's setting is also that of threads to come
 
     def submit(self, task: Callable[[], Any]) -> Future[Any]:
         """Have something done after all that was asked for before."""
+        if self._process != os.getpid():  # threads do not come along when a process is forked
+            before = torch.get_num_threads()
+            self._start()
+            torch.set_num_threads(before)
         future: Future[Any] = Future()
         self._work.put((task, future))
         return future
 
     def close(self) -> None:
         """End the thread after what it was asked to do."""
-        self._work.put(None)
-        self._thread.join()
+        if self._process == os.getpid():
+            self._work.put(None)
+            self._thread.join()
 
     def _run(self, device: RealDevice) -> None:
         try:
@@ -191,6 +205,47 @@ class Lane:
             except BaseException as error:  # whoever asked gets it
                 future.set_exception(error)
             del item, task, future
+
+
+class Lanes:
+    """
+    The lanes of several devices, for one step or for several that run one after the other.
+
+    They end when nobody needs them any more, or are closed.
+    """
+
+    def __init__(self) -> None:
+        self._lanes: dict[RealDevice, Lane] = {}
+        self._process = os.getpid()
+        self._turn = threading.Lock()
+        self._end = weakref.finalize(self, _close_all, self._lanes)
+
+    @property
+    def turn(self) -> threading.Lock:
+        """Give the lock of whoever has these lanes at work; after a fork nobody has."""
+        if self._process != os.getpid():
+            self._process, self._turn = os.getpid(), threading.Lock()
+        return self._turn
+
+    @property
+    def is_open(self) -> bool:
+        """Tell whether they have not been closed."""
+        return self._end.alive
+
+    def of(self, device: RealDevice) -> Lane:
+        """Give a device's lane; make it if there is none."""
+        if device not in self._lanes:
+            self._lanes[device] = Lane(device)
+        return self._lanes[device]
+
+    def close(self) -> None:
+        """End the threads."""
+        self._end()
+
+
+def _close_all(lanes: dict[RealDevice, Lane]) -> None:
+    for lane in lanes.values():
+        lane.close()
 
 
 def _dismiss_threads() -> None:

@@ -110,6 +110,11 @@ class Segments:
                 " out."
             )
 
+    def begin_anew(self) -> None:
+        """Forget what was recorded: the next steps run as they are, and are recorded again."""
+        self.close()
+        self._mode, self._num_steps = "run", 0
+
     def close(self) -> None:
         """Give everything back; its memory follows when nobody has the step any more."""
         for mine in (self._rooms, self._recorded, self._leaving, self._left, self._sources):

@@ -4,12 +4,14 @@ What is called for an aten op on a kind of device.
 Steps are captured as a CPU would run them. Most ops have one name everywhere; this module owns the
 few that a GPU knows under another one, or has a faster kernel for, with the same arguments and
 results, so that the forward pass of an op may run on one kind of device and its backward pass on
-another.
+another. It also owns the few that a CPU computes otherwise below autograd than above it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -23,17 +25,30 @@ _ALIGNED = 8
 _ROW = 32
 """GPUs pad the logarithms of attention's sums to a multiple of so many queries."""
 
+_RECURRENT = aten.mkldnn_rnn_layer.default
+
 
 def kernel_for(target: Any, kind: str) -> Callable[..., Any]:
     """Find what to call for an aten op on a kind of device (``"cpu"``, ``"cuda"``)."""
-    found: Callable[..., Any] = _ON_CUDA.get(target, target) if kind == "cuda" else target
+    forms = _ON_CUDA if kind == "cuda" else _ON_CPU
+    found: Callable[..., Any] = forms.get(target, target)
     return found
 
 
-def is_random(target: Any) -> bool:
-    """Tell whether an aten op draws random numbers from a generator that it can be given."""
-    takes = any(argument.name == "generator" for argument in target._schema.arguments)
-    return takes and torch.Tag.nondeterministic_seeded in target.tags
+@cache
+def seeded(target: Any) -> Any:
+    """Find the form of an aten op that draws random numbers from a generator; None if it cannot."""
+    if torch.Tag.nondeterministic_seeded not in target.tags:
+        return None
+    names = [argument.name for argument in target._schema.arguments]
+    if "generator" in names:
+        return target
+    forms = (getattr(target.overloadpacket, name) for name in target.overloadpacket.overloads())
+    for form in forms:
+        theirs = [argument.name for argument in form._schema.arguments]
+        if "generator" in theirs and sorted(theirs) == sorted([*names, "generator"]):
+            return form
+    return None
 
 
 def overwrites_lists(target: Any) -> bool:
@@ -159,9 +174,127 @@ def _suits_cudnn(x: Tensor, weight: Tensor | None) -> bool:
     )
 
 
+# --- One layer of an LSTM in one direction. ---
+#
+# The forward pass leaves a workspace to the backward pass that only the library which made it
+# understands: oneDNN's has one dimension, cuDNN's is given two here. Without the right one (the
+# forward pass ran on another kind of device, or made none, as in evaluation mode), the backward
+# pass makes its own.
+
+
+def _lstm_on_cpu(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """
+    Run an LSTM layer with oneDNN.
+
+    The op looks at the grad mode to decide whether it makes a workspace, and may round otherwise.
+    """
+    *_, train = args
+    with torch.set_grad_enabled(train):
+        output, hy, cy, workspace = _RECURRENT(*args)
+    if workspace is None:
+        workspace = output.new_empty(0, dtype=torch.uint8)
+    return output, hy, cy, workspace
+
+
+def _lstm_backward_on_cpu(*args: Any) -> tuple[Tensor, ...]:
+    *given, workspace = args
+    if workspace.dim() != 1 or workspace.numel() == 0:
+        *_, workspace = _lstm_on_cpu(*_forward_arguments(args))
+    found: tuple[Tensor, ...] = aten.mkldnn_rnn_layer_backward.default(*given, workspace)
+    return found
+
+
+def _forward_arguments(args: Sequence[Any]) -> tuple[Any, ...]:
+    """Give the arguments of the training forward pass that a backward pass belongs to."""
+    reverse, mode, hidden_size, num_layers, has_biases, _, bidirectional = args[13:20]
+    batch_sizes, batch_first = args[20:22]
+    return (
+        *args[:7], reverse, batch_sizes, mode, hidden_size, num_layers, has_biases, bidirectional,
+        batch_first, True,
+    )  # fmt: skip
+
+
+def _lstm_on_cuda(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    output, hy, cy, reserve, _ = _cudnn_lstm(_CudnnLayer.of(args), args[-1])
+    return _in_time(output, args[7]), hy[0], cy[0], reserve[None]
+
+
+def _lstm_backward_on_cuda(*args: Any) -> tuple[Tensor, ...]:
+    layer = _CudnnLayer.of(_forward_arguments(args))
+    reverse, reserve = layer.reverse, args[-1]
+    if reserve.dim() == 2 and reserve.numel():
+        output, reserve = _in_time(args[7], reverse).contiguous(), reserve[0]
+    else:
+        output, _, _, reserve, _ = _cudnn_lstm(layer, True)
+    grad_output, grad_hy, grad_cy = args[10:13]
+    found = aten._cudnn_rnn_backward.default(
+        layer.x, layer.weights, len(layer.weights), layer.buffer, layer.hx, layer.cx, output,
+        None if grad_output is None else _in_time(grad_output, reverse),
+        None if grad_hy is None else grad_hy[None],
+        None if grad_cy is None else grad_cy[None],
+        layer.mode, layer.hidden_size, 0, 1, False, 0.0, True, False, [], None, reserve,
+        [True, True, True, True],
+    )  # fmt: skip
+    dx, dhx, dcx, weights = found
+    if len(weights) == 2:  # without biases, whose gradients nobody reads
+        weights = [*weights, *weights[0].new_zeros(2, 4 * layer.hidden_size)]
+    made = (_in_time(dx, reverse), *weights, dhx[0], dcx[0])
+    return tuple(each.float() for each in made)  # as oneDNN's are, whatever the input's dtype
+
+
+@dataclass(frozen=True)
+class _CudnnLayer:
+    """A layer as cuDNN takes it: always forward in time, its weights in one buffer."""
+
+    x: Tensor
+    weights: list[Tensor]
+    buffer: Tensor
+    hx: Tensor
+    cx: Tensor
+    mode: int
+    hidden_size: int
+    reverse: bool
+
+    @classmethod
+    def of(cls, args: Sequence[Any]) -> _CudnnLayer:
+        """Read the arguments of a forward pass."""
+        x, hx, cx, reverse = args[0], args[5], args[6], args[7]
+        mode, hidden_size, _, has_biases = args[9:13]
+        given = args[1:5] if has_biases else args[1:3]
+        # cuDNN points tensors to their part of the buffer: these, not the module's parameters.
+        weights = [aten.alias.default(weight.contiguous()) for weight in given]
+        buffer = aten._cudnn_rnn_flatten_weight.default(
+            weights, len(weights), x.shape[2], mode, hidden_size, 0, 1, False, False
+        )
+        return cls(
+            _in_time(x, reverse).contiguous(), weights, buffer, hx[None].contiguous(),
+            cx[None].contiguous(), mode, hidden_size, reverse,
+        )  # fmt: skip
+
+
+def _cudnn_lstm(layer: _CudnnLayer, train: bool) -> tuple[Tensor, ...]:
+    found: tuple[Tensor, ...] = aten._cudnn_rnn.default(
+        layer.x, layer.weights, len(layer.weights), layer.buffer, layer.hx, layer.cx, layer.mode,
+        layer.hidden_size, 0, 1, False, 0.0, train, False, [], None,
+    )  # fmt: skip
+    return found
+
+
+def _in_time(tensor: Tensor, reverse: bool) -> Tensor:
+    """Turn a sequence around if a layer reads it from its end."""
+    return tensor.flip(0) if reverse else tensor
+
+
+_ON_CPU: dict[Any, Callable[..., Any]] = {
+    _RECURRENT: _lstm_on_cpu,
+    aten.mkldnn_rnn_layer_backward.default: _lstm_backward_on_cpu,
+}
+
 _ON_CUDA: dict[Any, Callable[..., Any]] = {
     aten._scaled_dot_product_flash_attention_for_cpu.default: _attention,
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default: _attention_backward,
     aten.native_batch_norm.default: _batch_norm,
     aten.native_batch_norm_backward.default: _batch_norm_backward,
+    _RECURRENT: _lstm_on_cuda,
+    aten.mkldnn_rnn_layer_backward.default: _lstm_backward_on_cuda,
 }

@@ -1,8 +1,8 @@
 """
 A captured step on real devices: `PlacedStep`, which `apply`, `TrainStep` and measuring share.
 
-This module owns where parameters, buffers and the optimiser's state are, and the check that a plan
-can be run here: the same model, devices that exist, memory that is free.
+This module owns what a plan means for a captured step, and the check that it can be run here: the
+same model, devices that exist, memory that is free.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from torch import Tensor
 
 from placewright.errors import InputError
 from placewright.execute._probe_memory import available_bytes
-from placewright.execute.devices import RealDevice, find_devices, torch_device_of
+from placewright.execute.carry_over import Placing
+from placewright.execute.devices import Lanes, find_devices, torch_device_of
 from placewright.execute.program import Parts, Started, compile_program
+from placewright.execute.residents import Residents
 from placewright.execute.runtime import Runner
-from placewright.frontends._modules import named_tensors
 from placewright.frontends.torch import Capture
 from placewright.plan import Plan
 from placewright.timeline import Timeline
@@ -63,18 +64,26 @@ class PlacedStep:
         device_names: Sequence[str],
         parts: Parts | None = None,
         *,
+        lanes: Lanes | None = None,
+        shared: Residents | None = None,
         graphs: bool = True,
         compiles: bool = False,
     ) -> None:
         self.capture, self.module = capture, module
         self.parts = parts or whole_step(capture)
-        devices = find_devices(tuple(device_names))
-        program = compile_program(
-            capture, placement, sequence, devices, self.parts, graphs=graphs, compiles=compiles
+        self._lanes = lanes
+        self.devices = find_devices(tuple(device_names))
+        self.program = compile_program(
+            capture, placement, sequence, self.devices, self.parts, graphs=graphs, compiles=compiles
         )
+        self.settle(shared or Residents(module))
+
+    def settle(self, shared: Residents) -> None:
+        """Put what stays where it is to be; again if somebody has moved or replaced it."""
+        program, devices = self.program, self.devices
         fetched = {c.source for c in program.channels if devices[c.target].kind == "cuda"}
-        self.residents = _settle(capture, module, program.residents, devices, fetched)
-        self.runner = Runner(program, devices, self.residents)
+        self.residents = shared.settle(self.capture, program.residents, devices, fetched)
+        self.runner = Runner(program, devices, self.residents, self._lanes)
 
     @classmethod
     def of_timeline(
@@ -83,7 +92,7 @@ class PlacedStep:
         module: torch.nn.Module,
         timeline: Timeline,
         parts: Parts | None = None,
-        **options: bool,
+        **options: Any,
     ) -> PlacedStep:
         """Place a step as it was simulated."""
         cluster = timeline.problem.cluster
@@ -98,7 +107,7 @@ class PlacedStep:
         module: torch.nn.Module,
         plan: Plan,
         parts: Parts | None = None,
-        **options: bool,
+        **options: Any,
     ) -> PlacedStep:
         """
         Place a step as a plan says.
@@ -109,29 +118,46 @@ class PlacedStep:
             The plan is for another model, for devices that are not here, or needs more memory than
             there is.
         """
-        check_plan(plan, capture)
-        graph = capture.graph
-        names = [*dict.fromkeys(plan.devices.values())]
-        index = {name: k for k, name in enumerate(names)}
-        tensors = {graph.tensor_name(t): t for t in range(graph.num_tensors)}
-        sequence: list[Started] = [
-            graph.op_index[entry]
-            if isinstance(entry, str)
-            else (tensors[entry[0]], index[entry[1]])
-            for entry in plan.sequence
-        ]
-        placement = [index[plan.devices[name]] for name in graph.op_names]
-        return cls(capture, module, placement, sequence, names, parts, **options)
+        placing = placing_of(plan, capture)
+        names = placing.device_names
+        return cls(capture, module, placing.placement, placing.sequence, names, parts, **options)
 
     def run(
-        self, fed: Sequence[Tensor], part: int = 0, kept: list[Any] | None = None
+        self,
+        fed: Sequence[Tensor],
+        part: int = 0,
+        kept: list[Any] | None = None,
+        seed: int | None = None,
     ) -> list[Tensor]:
         """Run a part with the values of its fed nodes; give those of its wanted ones."""
-        return self.runner.run(part, fed, len(self.parts.wanted[part]), kept)
+        return self.runner.run(part, fed, len(self.parts.wanted[part]), kept, seed)
 
     def close(self) -> None:
         """End the threads that worked for this step."""
         self.runner.close()
+
+
+def placing_of(plan: Plan, capture: Capture) -> Placing:
+    """
+    Read a plan by the numbers of a captured step.
+
+    Raises
+    ------
+    InputError
+        The plan is for another model, for devices that are not here, or needs more memory than
+        there is.
+    """
+    check_plan(plan, capture)
+    graph = capture.graph
+    names = tuple(dict.fromkeys(plan.devices.values()))
+    index = {name: k for k, name in enumerate(names)}
+    tensors = {graph.tensor_name(t): t for t in range(graph.num_tensors)}
+    sequence: list[Started] = [
+        graph.op_index[entry] if isinstance(entry, str) else (tensors[entry[0]], index[entry[1]])
+        for entry in plan.sequence
+    ]
+    placement = [index[plan.devices[name]] for name in graph.op_names]
+    return Placing(graph, placement, sequence, names)
 
 
 def sequence_of(timeline: Timeline) -> list[Started]:
@@ -191,37 +217,3 @@ def free_bytes(where: str) -> int:
     if where != "cpu":
         return int(torch.cuda.mem_get_info(torch_device_of(where))[0])
     return available_bytes()
-
-
-def _settle(
-    capture: Capture,
-    module: torch.nn.Module,
-    homes: dict[str, int],
-    devices: Sequence[RealDevice],
-    fetched: set[int],
-) -> dict[str, Tensor]:
-    """Put parameters, buffers, state and constants where they stay; give them by node."""
-    known = dict(named_tensors(module, "param")) | dict(named_tensors(module, "buffer"))
-    placed: dict[str, Tensor] = {}
-    for entry in capture.entries:
-        node = entry.value.node.name
-        if entry.kind == "input" or node not in homes:
-            continue
-        device = devices[homes[node]]
-        is_pinned = device.kind == "cpu" and homes[node] in fetched
-        if entry.kind == "state":
-            shape, _, dtype = entry.value.node.meta["tensor"]
-            made = torch.zeros(shape, dtype=dtype, device=device.torch_device, pin_memory=is_pinned)
-        else:
-            tensor = known[entry.name] if entry.kind != "constant" else _constant(capture, node)
-            made = tensor.detach().to(device.torch_device)
-            made = made.pin_memory() if is_pinned else made
-            if entry.kind != "constant" and made.data_ptr() != tensor.data_ptr():
-                tensor.data = made
-        placed[node] = made
-    return placed
-
-
-def _constant(capture: Capture, node: str) -> Tensor:
-    tensor, _ = capture.tape.constants[node]
-    return tensor

@@ -64,7 +64,7 @@ def probe(
     name
         What to call the cluster.
     progress
-        Called with a few words before each part.
+        Called with a few words before each part, and once a second in it.
 
     Raises
     ------
@@ -79,14 +79,17 @@ def probe(
     measured: dict[int, _Measured] = {}
     try:
         for group in _groups(found):
-            say(f"Measuring {', '.join(found[d].name for d in group)}...")
-            result = _measure(timing, [(found[d], lanes[d]) for d in group])
+            names = ", ".join(found[d].name for d in group)
+            say(f"Measuring {names}...")
+            tell = _telling(say, names)
+            result = _measure(timing, [(found[d], lanes[d]) for d in group], tell)
             measured |= dict.fromkeys(group, result)
         num_links = len(found) * (len(found) - 1)
         say(f"Measuring {num_links} links...")
         num_copies = min(SETTINGS.num_copies, int(SETTINGS.links_s / 0.01 / max(num_links, 1)))
         sizes = SETTINGS.copy_bytes[:: 1 if num_links <= SETTINGS.few_links else 3]
-        links = time_links(found, lanes, sizes, max(num_copies, 3))
+        tell = _telling(say, f"{num_links} links")
+        links = time_links(found, lanes, sizes, max(num_copies, 3), tell)
     finally:
         timing.halt.set()
         for lane in lanes:
@@ -123,9 +126,16 @@ class _Measured:
     kernel_s: float | None  # of a tiny op on the GPU itself, however long issuing it takes
 
 
-def _measure(timing: Timing, chosen: Sequence[tuple[RealDevice, Lane]]) -> _Measured:
+def _telling(say: Callable[[str], None], what: str) -> Callable[[str], None]:
+    """Say what is measured before how far that is."""
+    return lambda words: say(f"Measuring {what}: {words}")
+
+
+def _measure(
+    timing: Timing, chosen: Sequence[tuple[RealDevice, Lane]], tell: Callable[[str], None]
+) -> _Measured:
     """Measure devices that are alike."""
-    samples = timing.time_ops(chosen)
+    samples = timing.time_ops(chosen, tell)
     device, lane = chosen[0]
     kernel_s = lane.submit(time_kernel).result() if device.kind == "cuda" else None
     return _Measured(fit_device(samples), samples, kernel_s)

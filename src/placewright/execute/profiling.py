@@ -40,7 +40,7 @@ from placewright.graph import FloatArray, Graph
 
 EFFORT = Effort()
 _SAVE_EVERY_S = 10.0
-_TELL_EVERY_S = 2.0
+_TELL_EVERY_S = 5.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,6 +75,7 @@ def profile(
     again: bool = False,
     effort: Effort | None = None,
     say: Say = say_to_people,
+    progress: Say | None = None,
 ) -> tuple[DeviceProfile, ...]:
     """
     Time every distinct op of a captured step, once on each kind of device.
@@ -96,7 +97,9 @@ def profile(
     effort
         How long to time each op.
     say
-        Told how it goes.
+        Told what should be known of the times.
+    progress
+        Told before each op how many are timed; without it `say` is, now and then.
 
     Raises
     ------
@@ -105,10 +108,24 @@ def profile(
     """
     solos = Solos(capture)
     distinct = solos.distinct()
+    tell = progress or _now_and_then(say)
     return tuple(
-        _profile_alike(solos, distinct, key, group, again, effort or EFFORT, say)
+        _profile_alike(solos, distinct, key, group, again, effort or EFFORT, say, tell)
         for key, group in group_alike(devices).items()
     )
+
+
+def _now_and_then(say: Say) -> Say:
+    """Pass words on, but not too often."""
+    said_at = time.monotonic()
+
+    def tell(words: str) -> None:
+        nonlocal said_at
+        if time.monotonic() - said_at > _TELL_EVERY_S:
+            said_at = time.monotonic()
+            say(words)
+
+    return tell
 
 
 def group_alike(devices: Sequence[RealDevice]) -> dict[str, list[RealDevice]]:
@@ -153,6 +170,7 @@ def _profile_alike(
     again: bool,
     effort: Effort,
     say: Say,
+    tell: Say,
 ) -> DeviceProfile:
     begin = time.monotonic()
     before = read_times(key, say)
@@ -167,7 +185,7 @@ def _profile_alike(
             book = _Book(key, bench.time_issue(), devices[0].kind == "cuda", say)
             with contextlib.closing(book):
                 for k, (words, op) in enumerate([*missing.items()] * num_rounds):
-                    book.tell(f"{key}: {k // num_rounds:,} of {len(missing):,} ops timed")
+                    tell(f"{key}: {k // num_rounds:,} of {len(missing):,} ops timed")
                     try:
                         timing = bench.time_op(solos, op)
                     except Exception as error:  # whatever one op raises, others are still timed
@@ -222,7 +240,6 @@ class _Book:
         self._say = say
         self.pace_s: float | None = None
         self._new: dict[str, Timing] = {}
-        self._told_at = time.monotonic()
         self.close()  # so that what cannot be written is known now
 
     def add(self, words: str, timing: Timing) -> None:
@@ -230,12 +247,6 @@ class _Book:
         self._new[words] = timing
         if time.monotonic() - self._saved_at > _SAVE_EVERY_S:
             self.close()
-
-    def tell(self, words: str) -> None:
-        """Say how it goes, but not too often."""
-        if time.monotonic() - self._told_at > _TELL_EVERY_S:
-            self._say(words)
-            self._told_at = time.monotonic()
 
     def close(self) -> None:
         """Save what is new."""

@@ -15,8 +15,10 @@ Rules:
   there. What is resident (a parameter) a GPU fetches where the sequence says so; and what is
   resident on a GPU its lane lends to a CPU there, but not in the middle of a segment.
 * What an op makes out of nothing (``zeros``) it makes on its own device.
-* An op that draws random numbers has a generator seeded by the step and the op, so that what it
-  draws does not depend on the placement; but for those that cannot be given one (``rand``).
+* An op that draws random numbers has a generator seeded by the step and the op's name, so that
+  what it draws does not depend on the placement.
+* An update reads its optimiser's settings in each step, so that schedules of the learning rate
+  work.
 
 Letters: ``N`` ops, ``T`` tensors.
 """
@@ -24,6 +26,7 @@ Letters: ``N`` ops, ``T`` tensors.
 from __future__ import annotations
 
 import operator
+import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -35,7 +38,8 @@ from placewright.execute._lanes import lane_numbers
 from placewright.execute._source import Line, Style, count_segments, find_kept, write_lane
 from placewright.execute._words import Words
 from placewright.execute.devices import RealDevice
-from placewright.execute.kernels import is_random, kernel_for, overwrites_lists
+from placewright.execute.kernels import kernel_for, overwrites_lists, seeded
+from placewright.frontends._optimizers import LIVE
 from placewright.frontends._recorder import Call, Storage, Value
 from placewright.frontends._work import CREATORS, name_of
 from placewright.frontends.torch import Capture
@@ -77,6 +81,7 @@ class Program:
     num_kept: int  # tensors that one part leaves to the next
     recorded: dict[int, int]  # the number of segments, by lane whose segments are replayed
     compiles: bool
+    draws: bool  # random numbers
 
 
 @dataclass(frozen=True)
@@ -184,6 +189,7 @@ class _Compiler:
         self.lent: dict[int, list[tuple[int, int, str]]] = defaultdict(list)  # by lane
         self.numbers: dict[str, int] = {}  # of residents, in their order
         self.views: list[str] = []
+        self.draws = False
         self.num_names = 0
 
     # Lines.
@@ -323,13 +329,20 @@ class _Compiler:
                     return f"[{', '.join(write(each) for each in value)}]"
                 return self.words.literal(value, where)
 
+            live = self.live_settings(call, device)
             words = [write(value) for value in node.args]
-            words += [f"{key}={write(value)}" for key, value in node.kwargs.items()]
-            if is_random(node.target):
-                words.append(f"generator=generator({op}, {self.words.name(where)})")
-            kernel = self.words.name(kernel_for(node.target, self.devices[device].kind))
-            text = f"{kernel}({', '.join(words)})"
-            is_computed, is_opaque = not is_random(node.target), overwrites_lists(node.target)
+            words += [f"{k}={live.get(k) or write(value)}" for k, value in node.kwargs.items()]
+            target = seeded(node.target)
+            chosen = target or node.target
+            if "lr" in live and self.devices[device].kind == "cuda":
+                chosen = chosen.overloadpacket.tensor_lr
+            if target is not None:
+                self.draws = True
+                number = zlib.crc32(self.capture.graph.op_names[op].encode())
+                words.append(f"generator=generator({number}, {self.words.name(where)})")
+            chosen = kernel_for(chosen, self.devices[device].kind)
+            text = f"{self.words.name(chosen)}({', '.join(words)})"
+            is_computed, is_opaque = target is None, overwrites_lists(node.target)
             self.emit(device, text, reads, made, is_computed=is_computed, is_opaque=is_opaque)
         for value in call.makes:
             if value.parent is not None:
@@ -340,6 +353,20 @@ class _Compiler:
                 text = f"{made}[{value.node.args[1]}]"
                 self.compute(device, text, [made], each, is_view=True)
 
+    def live_settings(self, call: Call, device: int) -> dict[str, str]:
+        """Write what an update reads of its optimiser's settings in each step, by argument."""
+        updater = self.capture.updater
+        if call.parameter is None or updater is None or "lr" not in call.node.kwargs:
+            return {}
+        group = self.words.refer(updater.settings[call.parameter])
+        fresh = f"{call.parameter!r} in {self.words.refer(updater.fresh)}"
+        found = {key: text.format(group) for key, text in LIVE.items()} | {"is_first_step": fresh}
+        where = self.devices[device]
+        if where.kind == "cuda":  # whose calls may be replayed as they were recorded
+            rate = updater.rate_on(call.parameter, where.torch_device)
+            found["lr"] = self.words.refer(rate)
+        return found
+
     def settle(self, op: int, device: int, tensor: int) -> None:
         """Note under which name the op's device has one of its tensors."""
         label = self.capture.tensor_nodes[tensor]
@@ -349,11 +376,13 @@ class _Compiler:
         if storage in self.local:
             self.held[device, tensor] = _Base(self.local[storage])
             return
-        for source in self.reads[op]:  # what it has overwritten
+        for source in self.reads[op]:  # what it has overwritten, and may also read a part of
             there = self.capture.tensor_nodes[source]
             if there and self.values[there].storage is storage:
-                self.held[device, tensor] = self.held[device, source]
-                return
+                base = self.held[device, source]
+                if base.view is None:
+                    self.held[device, tensor] = base
+                    return
         raise AssertionError(f"{self.capture.graph.op_names[op]} does not make {label}")
 
     def enter(self, op: int) -> None:
@@ -532,6 +561,7 @@ class _Compiler:
             num_kept=len(kept),
             recorded=recorded,
             compiles=compiles,
+            draws=self.draws,
         )
 
     def can_record(self, lane: int) -> bool:
@@ -547,7 +577,7 @@ class _Compiler:
             return False
         ops = [op for op in self.parts.ops[0] if self.placement[op] == lane]
         nodes = (self.nodes[name] for op in ops for name in self.capture.op_nodes[op])
-        return not any(is_random(node.target) for node in nodes)
+        return not any(seeded(node.target) for node in nodes)
 
 
 def _chain(value: Value) -> Iterator[Value]:

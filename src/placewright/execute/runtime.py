@@ -7,14 +7,14 @@ through pinned memory to the GPU; computing goes on meanwhile, and events keep t
 from a GPU are begun by the thread that works for it: to call CUDA takes a thread several times as
 long if it has just computed something large itself.
 
-A step that fails, or is interrupted, in one lane is stopped in all.
+A step that fails, or is interrupted, in one lane is stopped in all; the next one begins anew.
 """
 
 from __future__ import annotations
 
 import itertools
 import linecache
-import threading
+import os
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
@@ -28,7 +28,7 @@ from torch import Tensor
 from placewright.execute._boxes import Box
 from placewright.execute._copies import GpuWay, PinnedRooms, Streams, blank, copy_over
 from placewright.execute.allocation import leave_room
-from placewright.execute.devices import Lane, RealDevice
+from placewright.execute.devices import Lanes, RealDevice
 from placewright.execute.graphs import CudaRecorder, Segments
 from placewright.execute.program import Channel, Program, lanes_of
 
@@ -52,19 +52,26 @@ class Runner:
         What it was compiled for.
     residents
         The tensors that stay, by node, each on its device.
+    lanes
+        The threads; by default its own.
     """
 
     def __init__(
-        self, program: Program, devices: Sequence[RealDevice], residents: dict[str, Tensor]
+        self,
+        program: Program,
+        devices: Sequence[RealDevice],
+        residents: dict[str, Tensor],
+        lanes: Lanes | None = None,
     ) -> None:
         self.program, self.devices = program, devices
+        self._owns_lanes = lanes is None
+        self._all_lanes = Lanes() if lanes is None else lanes
         self.lane_of = lanes_of(devices)
         self.residents = [residents[name] for name in program.residents]
         self.seed = 0  # of the step
         self.copies_arrivals = False  # out of pinned memory, so that they are seen
         self.is_stopping = False
-        self.is_broken = False
-        self._turn = threading.Lock()
+        self._process = os.getpid()
         self.boxes = [Box() for _ in program.channels]
         self.streams = {
             k: Streams(device) for k, device in enumerate(devices) if device.kind == "cuda"
@@ -93,10 +100,8 @@ class Runner:
         }
         self.segments = {lane: self._segments(lane) for lane in program.recorded}
         used = sorted({lane for part in program.sources for lane in part})
-        self.lanes = {lane: Lane(devices[lane]) for lane in used}
-        self._end = weakref.finalize(
-            self, _close, [*self.lanes.values()], [*self.segments.values()]
-        )
+        self.lanes = {lane: self._all_lanes.of(devices[lane]) for lane in used}
+        self._end = weakref.finalize(self, _close, [*self.segments.values()])
         self.functions = [
             {lane: self._compile(lane, source) for lane, source in part.items()}
             for part in program.sources
@@ -131,27 +136,56 @@ class Runner:
         return Segments(CudaRecorder(device, self.streams[lane].compute))
 
     def run(
-        self, part: int, fed: Sequence[Tensor], num_wanted: int, kept: list[Any] | None = None
+        self,
+        part: int,
+        fed: Sequence[Tensor],
+        num_wanted: int,
+        kept: list[Any] | None = None,
+        seed: int | None = None,
     ) -> list[Tensor]:
         """
-        Run a part of the step; `kept` is what the parts leave to each other, empty at first.
+        Run a part of the step.
+
+        `kept` is what the parts leave to each other, empty at first; `seed` is that of the step's
+        random numbers, by default one that PyTorch draws.
 
         Raises
         ------
         RuntimeError
-            An earlier step failed in the middle; what it was computing is lost.
+            The step was closed, or it has a GPU and this process was forked.
         """
-        with self._turn:  # of several threads, one after the other
+        with self._all_lanes.turn:  # of several threads, one after the other
+            if not (self._end.alive and self._all_lanes.is_open):
+                raise RuntimeError("This step is closed; make a new one.")
+            if self._process != os.getpid():
+                self._begin_in_fork()
+            self.seed = self.draw_seed() if seed is None else seed
             return self._run(part, fed, num_wanted, self.make_kept() if kept is None else kept)
+
+    def draw_seed(self) -> int:
+        """Draw the seed of a step as `torch.manual_seed` wants it, if the step draws anything."""
+        return int(torch.randint(2**31, ())) if self.program.draws else 0
+
+    def _begin_in_fork(self) -> None:
+        if self.streams:
+            raise RuntimeError(
+                "A forked process cannot use the GPUs of the one that it was forked from. Place"
+                " the module there, or start processes with `spawn`."
+            )
+        self._process = os.getpid()
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """Forget a step that did not end, and what was recorded of steps that did."""
+        self.is_stopping = False
+        self.boxes = [Box() for _ in self.program.channels]
+        for segments in self.segments.values():
+            segments.begin_anew()
 
     def _run(
         self, part: int, fed: Sequence[Tensor], num_wanted: int, kept: list[Any]
     ) -> list[Tensor]:
-        if self.is_broken or not self._end.alive:
-            why = "A step of this plan failed before" if self.is_broken else "This step is closed"
-            raise RuntimeError(f"{why}; make a new one.")
         found: list[Any] = [None] * num_wanted
-        self.seed = int(torch.randint(2**31, ()))  # as `torch.manual_seed` wants it
         self._wait_for_caller()
         lists = kept, fed, found
         futures: list[Future[Any]] = []
@@ -160,12 +194,14 @@ class Runner:
                 futures.append(self.lanes[lane].submit(partial(self._work, function, lane, lists)))
             wait(futures)
         except BaseException:
-            self._stop(futures)
+            self._release()
+            wait(futures)
+            self.begin_anew()
             raise
         errors = [error for future in futures if (error := future.exception()) is not None]
-        errors.sort(key=lambda error: isinstance(error, StoppedError))
         if errors:
-            self.is_broken = True
+            self.begin_anew()
+            errors.sort(key=lambda error: isinstance(error, StoppedError))
             raise errors[0]
         return found
 
@@ -217,12 +253,6 @@ class Runner:
             raise
         segments.end_step()
 
-    def _stop(self, futures: Sequence[Future[Any]]) -> None:
-        """Stop all lanes and wait for them."""
-        self.is_broken = True
-        self._release()
-        wait(futures)
-
     def _release(self) -> None:
         self.is_stopping = True
         for box in self.boxes:
@@ -233,8 +263,10 @@ class Runner:
         return self._fixed(device) is not None
 
     def close(self) -> None:
-        """End the lanes' threads; done in any case when nobody needs the runner any more."""
+        """Give everything back; done in any case when nobody needs the runner any more."""
         self._end()
+        if self._owns_lanes:
+            self._all_lanes.close()
 
     # What lanes call.
 
@@ -254,11 +286,10 @@ class Runner:
 
     def _feed(self, device: int, number: int, tensor: Tensor) -> Tensor:
         tensor = tensor.detach()
-        if self._fixed(device) is None:
-            return tensor.to(self.devices[device].torch_device, non_blocking=True)
-        # As large as it looks: one row may stand for many.
-        make = partial(torch.empty_like, tensor, device=self.devices[device].torch_device)
-        return self._fixed_room(device, ("feed", number), make).copy_(tensor, non_blocking=True)
+        is_there = tensor.device == self.devices[device].torch_device
+        if is_there and self._fixed(device) is None:
+            return tensor
+        return copy_over(self._room(device, ("feed", number), tensor), tensor)
 
     def _give(self, device: int, tensor: Tensor) -> Tensor:
         """Give a tensor to the caller: one that the next step does not write to."""
@@ -279,9 +310,9 @@ class Runner:
         segments = self._fixed(device)
         return make() if segments is None else segments.room(key, make)
 
-    def _generator(self, op: int, device: torch.device) -> torch.Generator:
+    def _generator(self, number: int, device: torch.device) -> torch.Generator:
         """Make the random numbers of an op in this step."""
-        mixed = (self.seed ^ (op * 0x9E3779B1)) % 2**32  # CPU generators take 32 bits
+        mixed = (self.seed ^ (number * 0x9E3779B1)) % 2**32  # CPU generators take 32 bits
         return torch.Generator(device).manual_seed(mixed)
 
     def _send(self, number: int, tensor: Tensor) -> None:
@@ -325,7 +356,7 @@ class Runner:
         channel, _, target = self.kinds[number]
         made = self._room(channel.target, ("box", number), tensor)
         if target == "cpu":
-            return made.copy_(tensor)
+            return copy_over(made, tensor)
         way = self.ways[number]
         if number in self.through_host:
             tensor = way.fetch(tensor)
@@ -358,9 +389,7 @@ class Runner:
             event.synchronize()
 
 
-def _close(lanes: Sequence[Lane], segments: Sequence[Segments]) -> None:
-    for lane in lanes:
-        lane.close()
+def _close(segments: Sequence[Segments]) -> None:
     for each in segments:
         each.close()
 

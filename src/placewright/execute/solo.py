@@ -3,8 +3,9 @@ One op of a captured step by itself: what it calls, and tensors to call it on.
 
 This module owns what an op is given when the step around it does not run: memory of the captured
 sizes and strides, floating-point numbers between 0.5 and 1.5, and whole numbers that are valid
-where they are used as indices. Views are looked through beforehand; what the op makes out of
-nothing it makes each time it is called.
+where they are used as indices. Some memory cannot be made up, since only the op that makes it knows
+its form (workspaces, pivots, offsets): that op is run once beforehand. Views are looked through
+beforehand; what the op makes out of nothing it makes each time it is called.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from torch import Tensor, fx
 
 from placewright.execute._indices import find_indices
 from placewright.execute.devices import RealDevice
+from placewright.execute.issuing import below_autograd
 from placewright.execute.kernels import kernel_for
 from placewright.execute.op_times import op_signatures, use_distances
 from placewright.frontends._recorder import Call, Storage, Value
@@ -41,9 +43,25 @@ class Memory:
     is_written: bool
     bound: int = 1  # of whole numbers in it
     rising: int = 0  # whole numbers rise from 0 to `bound` over so many; 0: they are random
+    left: Tensor | None = None  # what another op has left there; None: numbers are made up
 
-    def fill(self, flat: Tensor) -> None:
-        """Fill memory, seen as a row of numbers of its dtype."""
+    def allocate(self, device: torch.device) -> Tensor:
+        """Make and fill such memory, as the root's result."""
+        if self.left is not None:
+            return self.left.clone()
+        shape, stride, dtype = self.root.meta["tensor"]
+        flat = torch.empty(self.bytes // dtype.itemsize, dtype=dtype, device=device)
+        self._make_up(flat)
+        return flat.as_strided(shape, stride)
+
+    def refill(self, tensor: Tensor) -> None:
+        """Fill what `allocate` has made anew."""
+        if self.left is not None:
+            tensor.copy_(self.left)
+        else:
+            self._make_up(tensor.as_strided((self.bytes // tensor.itemsize,), (1,), 0))
+
+    def _make_up(self, flat: Tensor) -> None:
         block = _block(flat.dtype, flat.device, self.bound, self.rising)
         whole = len(flat) // len(block) * len(block)
         if whole:
@@ -68,7 +86,8 @@ def _block(dtype: torch.dtype, device: torch.device, bound: int, rising: int) ->
 class Solo:
     """An op that can be called by itself."""
 
-    call: Callable[..., Any]  # on what `make` gives; returns what the op makes
+    call: Callable[..., Any]  # on what `make` gives; returns what the op makes:
+    makes: tuple[Storage, ...]
     memories: tuple[Memory, ...]
     device: torch.device
     num_calls: int  # that PyTorch has for it
@@ -82,13 +101,9 @@ class Solo:
 
     def make(self, num_copies: Sequence[int]) -> Arguments:
         """Make arguments for `call`, with so many copies of memory at each distance."""
-        flats = [
-            [self._allocate(memory) for _ in range(num_copies[memory.distance])]
-            for memory in self.memories
-        ]
         roots = [
-            [flat.as_strided(*memory.root.meta["tensor"][:2]) for flat in copies]
-            for memory, copies in zip(self.memories, flats, strict=True)
+            [memory.allocate(self.device) for _ in range(num_copies[memory.distance])]
+            for memory in self.memories
         ]
         every = []
         for copy in range(max(num_copies)):
@@ -97,18 +112,12 @@ class Solo:
             ]
             every.append(tuple(self._look(node, known[k]) for k, node in self._looks))
         written = [
-            (memory, flat)
-            for memory, copies in zip(self.memories, flats, strict=True)
-            for flat in copies
+            (memory, tensor)
+            for memory, copies in zip(self.memories, roots, strict=True)
+            for tensor in copies
             if memory.is_written
         ]
         return Arguments(every, written)
-
-    def _allocate(self, memory: Memory) -> Tensor:
-        dtype = memory.root.meta["tensor"][2]
-        flat = torch.empty(memory.bytes // dtype.itemsize, dtype=dtype, device=self.device)
-        memory.fill(flat)
-        return flat
 
     def _look(self, node: fx.Node, known: dict[fx.Node, Any]) -> Any:
         """See memory as a node's result."""
@@ -133,8 +142,8 @@ class Arguments:
 
     def refresh(self) -> None:
         """Fill what the op overwrites anew, so that its numbers grow and shrink only so far."""
-        for memory, flat in self._written:
-            memory.fill(flat)
+        for memory, tensor in self._written:
+            memory.refill(tensor)
 
 
 class Solos:
@@ -145,6 +154,7 @@ class Solos:
         tape = capture.tape
         self._nodes = {node.name: node for node in tape.graph.nodes}
         self._calls = {call.node.name: call for call in tape.calls}
+        self._op_of = {name: op for op, names in enumerate(capture.op_nodes) for name in names}
         entries = [entry.value for entry in capture.entries]
         made = [value for call in tape.calls for value in call.makes]
         self._values = {value.node.name: value for value in (*entries, *made)}
@@ -192,24 +202,37 @@ class Solos:
             for each in nodes
             for node, bounds in find_indices(each)
         }
+        makes = tuple(storage for storage in self._makes(op) if writer.has_made(storage))
+        memories = []
+        for storage, root in writer.roots.items():
+            known = outside[storage], storage in written
+            if storage not in indices and _is_opaque(root, storage):
+                left = self._run_maker(root, storage, device)
+                memories.append(Memory(root, left.nbytes, *known, left=left))
+            else:
+                memories.append(Memory(root, storage.bytes, *known, *indices.get(storage, ())))
         return Solo(
-            call=writer.compile(self._makes(op)),
-            memories=tuple(
-                Memory(
-                    root,
-                    storage.bytes,
-                    outside[storage],
-                    storage in written,
-                    *indices.get(storage, ()),
-                )
-                for storage, root in writer.roots.items()
-            ),
+            call=writer.compile(makes),
+            makes=makes,
+            memories=tuple(memories),
             device=device.torch_device,
             num_calls=len(nodes),
             _looks=tuple(writer.looks),
             _values=self._values,
             _calls=self._calls,
         )
+
+    def _run_maker(self, root: fx.Node, storage: Storage, device: RealDevice) -> Tensor:
+        """Run the op that makes a tensor, and give what it leaves there."""
+        source = root.args[0]
+        assert isinstance(source, fx.Node)
+        maker = self.build(self._op_of[source.name], device)
+        with below_autograd():
+            made = maker.call(*maker.make([1, 1, 1]).copies[0])
+        if device.kind == "cuda":
+            torch.cuda.synchronize(device.torch_device)  # a lane with its own stream reads it
+        left: Tensor = made[maker.makes.index(storage)]
+        return left
 
     def _makes(self, op: int) -> dict[Storage, None]:
         """List the memory whose content an op leaves to others."""
@@ -265,13 +288,17 @@ class _Writer:
                 self._made[value.storage] = self._known[value.node]
         return name
 
+    def has_made(self, storage: Storage) -> bool:
+        """Tell whether what was written makes some memory."""
+        return storage in self._made
+
     def compile(self, wanted: Iterable[Storage]) -> Callable[..., Any]:
         """
         Make a function of what was written.
 
-        It gives back what it has made of the `wanted`, and lets go of the rest after its last use.
+        It gives back the `wanted`, which it has made, and lets go of the rest after its last use.
         """
-        kept = [self._made[storage] for storage in wanted if storage in self._made]
+        kept = [self._made[storage] for storage in wanted]
         last = {made: k for k, (made, _, _) in enumerate(self._lines)}
         for k, (_, _, reads) in enumerate(self._lines):
             last |= {name: k for name in reads if name in last}
@@ -355,6 +382,19 @@ class _Writer:
             self._arguments[node] = f"x{len(self._arguments)}"
             self.looks.append(([*self.roots].index(root.storage), node))
         return self._arguments[node]
+
+
+def _is_opaque(root: fx.Node, storage: Storage) -> bool:
+    """
+    Tell whether only the op that makes a tensor knows what has to be in it.
+
+    That is a further result of an op beside others, in whole numbers (oneDNN's and cuDNN's
+    workspaces, LAPACK's pivots, the bags of an embedding), or of a size that a fake run of the op
+    cannot tell.
+    """
+    dtype = root.meta["tensor"][2]
+    is_whole = not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool)
+    return root.target is operator.getitem and (is_whole or storage.bytes == 0)
 
 
 def _overwritten(node: fx.Node, values: dict[str, Value], calls: dict[str, Call]) -> fx.Node | None:

@@ -42,9 +42,10 @@ class Entry:
     """A tensor that is there before the step: parameter, buffer, constant, state or input."""
 
     name: str
-    kind: str  # "param", "buffer", "constant", "input", or "state" of the parameter `name`
+    kind: str  # "param", "buffer", "constant", "input", "gradient", or "state" of param `name`
     value: Value
     module: str = ""
+    state: str = ""  # what an optimiser calls it
 
 
 @dataclass(eq=False)
@@ -144,7 +145,7 @@ class _Folder:
             draft = self._parameters[entry.name]
         else:
             draft = self._draft(entry.name, entry.kind, "forward", entry.module, entry.value.dtype)
-            draft.is_resident = entry.kind != "input"
+            draft.is_resident = entry.kind not in ("input", "gradient")
             if entry.kind == "param":
                 self._parameters[entry.name] = draft
         shape = _shape_of(entry.value)

@@ -1,21 +1,17 @@
 """
-Modules and structures of tensors, with their tensors swapped for others.
+Modules with their tensors swapped for others for a while.
 
-This module owns how a module is given fake parameters for a while, and what counts as a tensor of
-an input or output: what PyTorch's pytrees hold, and the fields of dataclasses.
+This module owns how a module is given fake parameters, and what `forward` has set in it meanwhile.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
-from placewright.errors import InputError
 from placewright.frontends._recorder import Recorder
 
 
@@ -34,22 +30,21 @@ def swapped(module: torch.nn.Module, recorder: Recorder) -> Iterator[dict[int, t
     """
     Give a module fake parameters and buffers for a while, then put everything back.
 
-    That includes plain attributes that it sets meanwhile: no cache may keep fake tensors.
+    That includes plain attributes that it sets meanwhile, and what it puts into lists, dicts and
+    sets among them: nothing may keep fake tensors.
     """
     fakes: dict[int, torch.Tensor] = {}
     saved = []
-    for name, part in module.named_modules():
+    for part in module.modules():
         own = (part._parameters, part._buffers)
-        saved.append((part, dict(part.__dict__), [dict(held) for held in own]))
-        for held in own:
-            for key, tensor in held.items():
-                if torch.nn.parameter.is_lazy(tensor):
-                    raise InputError(
-                        f"Parameter `{f'{name}.{key}'.lstrip('.')}` has no shape yet. Run the"
-                        " module once before it is captured, as lazy modules need."
-                    )
+        contents = [
+            (held, held.copy())
+            for key, held in part.__dict__.items()
+            if type(held) in _HOLDERS and key not in OWN
+        ]
+        saved.append((part, dict(part.__dict__), [dict(held) for held in own], contents))
     try:
-        for part, _, _ in saved:
+        for part, _, _, _ in saved:
             for held in (part._parameters, part._buffers):
                 for key, tensor in held.items():
                     if tensor is None:
@@ -62,44 +57,41 @@ def swapped(module: torch.nn.Module, recorder: Recorder) -> Iterator[dict[int, t
                     held[key] = fakes[id(tensor)]
         yield fakes
     finally:
-        for part, attributes, tensors in saved:
+        for part, attributes, tensors, contents in saved:
             part.__dict__.clear()
             part.__dict__.update(attributes)
             for held, before in zip((part._parameters, part._buffers), tensors, strict=True):
                 held.clear()
                 held.update(before)
+            for holder, before in contents:
+                _restore(holder, before)
 
 
-def _fields(value: Any) -> list[Any] | None:
-    """List what a dataclass holds that PyTorch does not know how to look into."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return [getattr(value, field.name) for field in dataclasses.fields(value)]
-    return None
+_HOLDERS = (list, dict, set)
 
 
-def leaves_of(value: Any) -> list[torch.Tensor]:
-    """List the tensors in a structure."""
-    found: list[torch.Tensor] = []
-    for leaf in pytree.tree_leaves(value):
-        parts = _fields(leaf)
-        if isinstance(leaf, torch.Tensor):
-            found.append(leaf)
-        elif parts is not None:
-            found += leaves_of(parts)
-    return found
+def _restore(holder: Any, before: Any) -> None:
+    if _list_of(holder) != _list_of(before):
+        holder.clear()
+        (holder.extend if isinstance(holder, list) else holder.update)(before)
 
 
-def swap_leaves(value: Any, swap: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Replace the tensors in a structure."""
+def _list_of(holder: Any) -> list[Any]:
+    """List what a list, dict or set holds, by identity."""
+    if isinstance(holder, dict):
+        return [part for key, value in holder.items() for part in (key, id(value))]
+    return sorted(map(id, holder)) if isinstance(holder, set) else [*map(id, holder)]
 
-    def swap_leaf(leaf: Any) -> Any:
-        if isinstance(leaf, torch.Tensor):
-            return swap(leaf)
-        if _fields(leaf) is not None:
-            names = [field.name for field in dataclasses.fields(leaf)]
-            return dataclasses.replace(
-                leaf, **{n: swap_leaves(getattr(leaf, n), swap) for n in names}
-            )
-        return leaf
 
-    return pytree.tree_map(swap_leaf, value)
+OWN = frozenset(vars(torch.nn.Module()))
+"""What every module has: its tensors, parts and hooks, and its mode."""
+
+
+def attributes_of(module: torch.nn.Module) -> dict[tuple[str, str], Any]:
+    """List what a module and its parts hold beside tensors, parts, hooks and mode, by name."""
+    return {
+        (prefix, name): value
+        for prefix, part in module.named_modules()
+        for name, value in part.__dict__.items()
+        if name not in OWN
+    }

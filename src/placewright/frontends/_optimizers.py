@@ -8,7 +8,7 @@ the state that `torch.optim` would keep.
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -21,6 +21,39 @@ _NAMED: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
     "adam": (torch.optim.Adam, {"lr": 0.001}),
     "adamw": (torch.optim.AdamW, {"lr": 0.001}),
 }
+
+
+LIVE = {
+    "lr": "float({}['lr'])",
+    "weight_decay": "float({}['weight_decay'])",
+    "maximize": "bool({}['maximize'])",
+    "momentum": "float({}['momentum'])",
+    "dampening": "float({}['dampening'])",
+    "nesterov": "bool({}['nesterov'])",
+    "beta1": "float({}['betas'][0])",
+    "beta2": "float({}['betas'][1])",
+    "eps": "float({}['eps'])",
+}
+"""What a call of an update is given of its settings, by argument, as Python source."""
+
+STATE_KEYS = {"momentum": "momentum_buffer"}
+"""What `torch.optim` calls a parameter's state where that is not its name here."""
+
+
+def make_optimizer(name: str, module: torch.nn.Module) -> torch.optim.Optimizer:
+    """
+    Make an optimiser by its name.
+
+    Raises
+    ------
+    InputError
+        There is none of this name.
+    """
+    if name not in _NAMED:
+        known = ", ".join(f"`{name}`" for name in _NAMED)
+        raise InputError(f"There is no optimizer `{name}`. Those that work are {known}.")
+    kind, chosen = _NAMED[name]
+    return kind(module.parameters(), **chosen)
 
 
 def read_optimizer(optimizer: str | torch.optim.Optimizer, module: torch.nn.Module) -> Updater:
@@ -58,12 +91,39 @@ def read_optimizer(optimizer: str | torch.optim.Optimizer, module: torch.nn.Modu
     return Updater(type(optimizer), groups)
 
 
+@dataclass(slots=True, eq=False)
+class _Rate:
+    """A learning rate on a device, for calls that are replayed as they were recorded."""
+
+    group: dict[str, Any]
+    tensor: torch.Tensor
+    value: float | None = None  # what was written last
+
+
 @dataclass(frozen=True, eq=False)
 class Updater:
     """Updates one parameter at a time, as the optimiser `kind` with its groups' `settings`."""
 
     kind: type[torch.optim.Optimizer]
-    settings: dict[str, dict[str, Any]]  # of each parameter
+    settings: dict[str, dict[str, Any]]  # of each parameter: its group in the optimiser
+    fresh: set[str] = field(default_factory=set)  # parameters without a step so far
+    _rates: dict[tuple[int, torch.device], _Rate] = field(default_factory=dict)
+
+    def rate_on(self, name: str, device: torch.device) -> torch.Tensor:
+        """Return one parameter's learning rate as a tensor, which `refresh_rates` keeps current."""
+        group = self.settings[name]
+        key = id(group), device
+        if key not in self._rates:
+            self._rates[key] = _Rate(group, torch.empty((), device=device))
+        return self._rates[key].tensor
+
+    def refresh_rates(self) -> None:
+        """Write learning rates that have changed to where they are read."""
+        for rate in self._rates.values():
+            now = float(rate.group["lr"])
+            if now != rate.value:
+                rate.value = now
+                rate.tensor.fill_(now)
 
     def make_state(self, name: str, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
         """Make what the optimiser remembers of one parameter."""
@@ -105,7 +165,8 @@ class Updater:
             )
             return
         state["step"].add_(1)
-        fused = torch._fused_adam_ if self.kind is torch.optim.Adam else torch._fused_adamw_
+        is_adamw = group.get("decoupled_weight_decay", self.kind is torch.optim.AdamW)
+        fused = torch._fused_adamw_ if is_adamw else torch._fused_adam_
         fused(
             [parameter],
             [gradient],

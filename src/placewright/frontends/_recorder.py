@@ -10,8 +10,10 @@ above a `FakeTensorMode`, so that nothing is allocated or computed.
 
 from __future__ import annotations
 
+import gc
 import operator
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,9 +27,12 @@ from torch.nn.modules.module import (
 )
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from placewright.errors import InputError
 from placewright.frontends._work import count_flops
 
 _DETACH = torch.ops.aten.detach.default
+_LIFT_FRESH = torch.ops.aten.lift_fresh.default
+_LIFT_COPY = torch.ops.aten.lift_fresh_copy.default
 _MARK = "_placewright_value"
 
 # These overwrite running statistics although their schemas do not say so.
@@ -44,6 +49,7 @@ class Storage:
     """Memory that one or several tensors look into."""
 
     bytes: int
+    address: int  # of PyTorch's storage
 
 
 @dataclass(slots=True, eq=False)
@@ -86,6 +92,20 @@ class Tape:
     constants: dict[str, tuple[torch.Tensor, Value]] = field(default_factory=dict)
     num_nodes: int = 0  # dispatched, those without a place in the graph included
 
+    @property
+    def spelled(self) -> list[str]:
+        """Write down what was called on what, to be compared with another tape."""
+        return [node.format_node() or node.name for node in self.graph.nodes]
+
+
+class StaleTensorError(InputError):
+    """A tensor of one call is read in another."""
+
+
+def is_fake(tensor: torch.Tensor) -> bool:
+    """Tell whether a tensor was made or entered while something was recorded."""
+    return hasattr(tensor, _MARK)
+
 
 class Recorder(TorchDispatchMode):
     """
@@ -112,7 +132,7 @@ class Recorder(TorchDispatchMode):
         self._twins: dict[int, torch.Tensor] = {}  # of constants, which the tape keeps alive
         self._written_at: dict[Any, tuple[Any, ...]] = {}
         self._last_target: Any = None
-        self._running = ""  # the module that the call being written down belongs to
+        self._marked: list[weakref.ref[torch.Tensor]] = []
 
     @property
     def last_target(self) -> Any:
@@ -141,25 +161,57 @@ class Recorder(TorchDispatchMode):
             )
 
     def value_of(self, tensor: torch.Tensor) -> Value:
-        """Find what is known about a tensor that a call made or that was entered."""
+        """
+        Find what is known about a tensor that a call made or that was entered.
+
+        Raises
+        ------
+        InputError
+            The tensor was given other memory without a call, by assigning to its ``data``.
+        """
         value = getattr(tensor, _MARK, None)
         assert isinstance(value, Value), "a fake tensor from nowhere"
+        if value.storage.address != tensor.untyped_storage()._cdata:
+            raise InputError(
+                "`forward` assigns to `.data` of a tensor, which cannot be captured. Make a new"
+                " tensor, or write into the old one with `.copy_()`."
+            )
         return value
 
     def _known(self, tensor: torch.Tensor) -> torch.Tensor:
         """Give a tensor that has a value: itself, or the twin of a constant."""
-        if hasattr(tensor, _MARK):
+        known = getattr(tensor, _MARK, None)
+        if known is not None:
+            if known.node.graph is not self.tape.graph:
+                raise StaleTensorError("`forward` reads a tensor of an earlier call.")
             return tensor
         twin = self._twins.get(id(tensor))
         return self.constant(tensor) if twin is None else twin
 
     def _attach(self, tensor: torch.Tensor, node: fx.Node, parent: Value | None) -> Value:
-        storage = Storage(tensor.untyped_storage().nbytes()) if parent is None else parent.storage
+        if parent is None:
+            memory = tensor.untyped_storage()
+            storage = Storage(memory.nbytes(), memory._cdata)
+        else:
+            storage = parent.storage
         size = tensor.numel() * tensor.element_size()
         value = Value(node, storage, size, str(tensor.dtype)[6:], parent)
         node.meta["tensor"] = (tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype)
+        node.meta["offset"] = tensor.storage_offset()
         setattr(tensor, _MARK, value)
+        self._marked.append(weakref.ref(tensor))
         return value
+
+    def has_survivors(self, allowed: Collection[torch.Tensor]) -> bool:
+        """Tell whether somebody still has a fake tensor beside the `allowed` ones, all recorded."""
+        known = {id(tensor) for tensor in (*allowed, *self._twins.values())}
+        if self._any_alive(known):
+            gc.collect()  # autograd's nodes may be in cycles
+        return self._any_alive(known)
+
+    def _any_alive(self, known: set[int]) -> bool:
+        tensors = (mark() for mark in self._marked)
+        return any(tensor is not None and id(tensor) not in known for tensor in tensors)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -169,10 +221,13 @@ class Recorder(TorchDispatchMode):
         self._last_target = func
         args = fx.node.map_aggregate(args, self._as_known)
         kwargs = fx.node.map_aggregate(kwargs, self._as_known) if kwargs else kwargs
+        if torch.Tag.inplace_view in func.tags:
+            return self._view_in_place(func, args, kwargs)
         # What only overwrites has no shape to find out, and would be run for want of a fake form.
         result = func(*args, **kwargs) if func._schema.returns else None
         if func is _DETACH:
             setattr(result, _MARK, self.value_of(args[0]))
+            self._marked.append(weakref.ref(result))
             self.tape.num_nodes += 1
         elif isinstance(result, (torch.Tensor, tuple, list)) or func._schema.is_mutable:
             self._write_down(func, args, kwargs, result)
@@ -180,6 +235,32 @@ class Recorder(TorchDispatchMode):
 
     def _as_known(self, value: Any) -> Any:
         return self._known(value) if isinstance(value, torch.Tensor) else value
+
+    def _view_in_place(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Record a call that changes how a tensor looks at its memory as the view that it makes."""
+        tensor, before = args[0], self.value_of(args[0])
+        result = func(*args, **kwargs)
+        name = func._schema.name.partition("::")[2]
+        if name == "detach_":
+            return result
+        packet = getattr(torch.ops.aten, name.removesuffix("_"), None)
+        view = getattr(packet, func._overloadname, None)
+        if view is None or view._schema.returns[0].alias_info is None:
+            raise InputError(
+                f"`forward` calls `{name}`, which changes the memory of a tensor in place and"
+                " cannot be captured. Make a new tensor instead."
+            )
+        self.tape.num_nodes += 1
+        node_args = fx.node.map_aggregate(args, self._as_node)
+        node = self.tape.graph.create_node(
+            "call_function", view, (before.node, *node_args[1:]), kwargs
+        )
+        made = self._attach(tensor, node, before)
+        self.tape.calls.append(self._call(node, view, (before,), (made,), (), 0.0))
+        return result
+
+    def _as_node(self, value: Any) -> Any:
+        return self.value_of(value).node if isinstance(value, torch.Tensor) else value
 
     def _write_down(self, func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> None:
         tape = self.tape
@@ -197,11 +278,9 @@ class Recorder(TorchDispatchMode):
         node_kwargs = fx.node.map_aggregate(kwargs, as_node) if kwargs else kwargs
         node = tape.graph.create_node("call_function", func, node_args, node_kwargs)
         writes = self._written(func, args, kwargs)
-        self._running = self._module()
-        sources = {
-            tensor.untyped_storage()._cdata: self.value_of(tensor)
-            for tensor in _tensors((args, kwargs))
-        }
+        for value in writes:
+            self._keep_constant(value)
+        sources = self._sources(func, args, kwargs)
         made = []
         is_single = isinstance(result, torch.Tensor)
         for k, tensor in enumerate((result,) if is_single else result or ()):
@@ -213,19 +292,58 @@ class Recorder(TorchDispatchMode):
             else:
                 place = tape.graph.create_node("call_function", operator.getitem, (node, k))
             made.append(self._attach(tensor, place, source))
-        tape.calls.append(
-            Call(
-                node=node,
-                target=func,
-                reads=tuple(dict.fromkeys(reads)),
-                makes=tuple(made),
-                writes=writes,
-                flops=count_flops(func, args, kwargs, result),
-                phase=self.phase,
-                module=self._running,
-                parameter=self.parameter,
-            )
+        flops = count_flops(func, args, kwargs, result)
+        known = tuple(dict.fromkeys(reads))
+        tape.calls.append(self._call(node, func, known, tuple(made), writes, flops))
+
+    def _call(
+        self,
+        node: fx.Node,
+        target: Any,
+        reads: tuple[Value, ...],
+        makes: tuple[Value, ...],
+        writes: tuple[Value, ...],
+        flops: float,
+    ) -> Call:
+        return Call(
+            node, target, reads, makes, writes, flops, self.phase, self._module(), self.parameter
         )
+
+    def _sources(self, func: Any, args: Any, kwargs: dict[str, Any]) -> dict[int, Value]:
+        """
+        Find whose memory results look into, by address: of several arguments there, the one that
+        the op's schema says its result is a view of.
+        """
+        found: dict[int, Value] = {}
+        schema = func._schema
+        sets = [r.alias_info.before_set for r in schema.returns if r.alias_info is not None]
+        for k, argument in enumerate(schema.arguments):
+            given = args[k] if k < len(args) else kwargs.get(argument.name)
+            alias = argument.alias_info
+            is_source = alias is not None and any(alias.before_set & names for names in sets)
+            for tensor in _tensors(given):
+                address = tensor.untyped_storage()._cdata
+                if is_source or address not in found:
+                    found[address] = self.value_of(tensor)
+        return found
+
+    def _keep_constant(self, value: Value) -> None:
+        """
+        Have what `torch.tensor` makes in `forward` made anew in each step, since it is overwritten.
+
+        Until then it is a look at a constant, which has to stay as it is.
+        """
+        lifted: Value | None = value
+        while lifted is not None and lifted.node.target is not _LIFT_FRESH:
+            lifted = lifted.parent
+        if lifted is None or lifted.parent is None:
+            return
+        constant = lifted.parent
+        constant.storage = Storage(constant.storage.bytes, constant.storage.address)
+        lifted.parent = None
+        lifted.node.target = _LIFT_COPY
+        call = next(call for call in self.tape.calls if call.node is lifted.node)
+        call.target = _LIFT_COPY
 
     def _module(self) -> str:
         """Tell whose call this is: the running module's, or in backward its forward call's."""

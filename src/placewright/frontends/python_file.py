@@ -13,7 +13,7 @@ import sys
 import sysconfig
 import traceback
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,9 @@ from placewright import files
 from placewright.errors import InputError
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_MADE_UP = ("/proc/", "/sys/", "/dev/")
+"""Where the system makes up what is read: no files, and another content each time."""
+
 _ARGUMENTS = (
     "module",
     "inputs",
@@ -60,9 +63,16 @@ def build_from_file(path: Path, function: str) -> Built:
         arguments = _arguments(path, function)
         found = [getattr(module, "__file__", None) for module in [*sys.modules.values()]]
         imported = {os.path.abspath(name) for name in found if name and not _is_installed(name)}
-    names = {str(path.resolve()), *opened, *imported}
-    sources = sorted(name for name in names if os.path.isfile(name))
-    return Built(arguments, {name: files.digest(name, "file") for name in sources})
+    return Built(arguments, _digests({str(path.resolve()), *opened, *imported}))
+
+
+def _digests(names: set[str]) -> dict[str, str]:
+    """Name files by their content; those that are gone or may not be read are left out."""
+    found = {}
+    for name in sorted(filter(os.path.isfile, names)):
+        with suppress(InputError):
+            found[name] = files.digest(name, "file")
+    return found
 
 
 def _arguments(path: Path, function: str) -> dict[str, Any]:
@@ -146,9 +156,14 @@ def _opened_files() -> Iterator[set[str]]:
         yield opened
     finally:
         _listeners.remove(opened)
-        for name in [*opened]:
-            if _is_installed(name) or name.endswith(".pyc"):  # sources are found by their modules
-                opened.discard(name)
+        opened -= {name for name in opened if not _is_source(name)}
+
+
+def _is_source(name: str) -> bool:
+    """Tell whether a file that was read is one that a model may be made from."""
+    if name.endswith(".pyc") or _is_installed(name):  # sources are found by their modules
+        return False
+    return not any(path.startswith(_MADE_UP) for path in (name, os.path.realpath(name)))
 
 
 def _is_installed(name: str) -> bool:
@@ -185,7 +200,8 @@ def _fresh_modules(folder: Path) -> Iterator[None]:
 
 def _hear(event: str, arguments: tuple[Any, ...]) -> None:
     if event == "open" and _listeners:
-        name, mode = arguments[0], arguments[1]
-        if isinstance(name, str) and (mode is None or "r" in mode):
+        name, mode, flags = arguments
+        reads = (mode is None or "r" in mode) and not flags & (os.O_WRONLY | os.O_TRUNC | os.O_EXCL)
+        if isinstance(name, str) and reads:
             for opened in _listeners:
                 opened.add(os.path.abspath(name))

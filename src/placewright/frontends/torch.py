@@ -7,10 +7,14 @@ module computes and what the loss and the optimiser do with it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
+
+import numpy as np
 
 from placewright.errors import InputError
 from placewright.graph import Graph
@@ -26,11 +30,29 @@ except ImportError:
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from placewright.frontends._checks import check_module
 from placewright.frontends._explain import explained
 from placewright.frontends._fold import Entry, fold
-from placewright.frontends._modules import leaves_of, named_tensors, swap_leaves, swapped
+from placewright.frontends._hooks import hooks_once
+from placewright.frontends._modules import attributes_of, named_tensors, swapped
 from placewright.frontends._optimizers import Updater, read_optimizer
-from placewright.frontends._recorder import Recorder, Tape, watch_modules
+from placewright.frontends._recorder import (
+    Recorder,
+    StaleTensorError,
+    Tape,
+    is_fake,
+    watch_modules,
+)
+from placewright.frontends._structures import (
+    Copier,
+    Describer,
+    Leaf,
+    Own,
+    Passed,
+    Template,
+    leaves_of,
+    swap_leaves,
+)
 
 Loss = Callable[..., torch.Tensor]
 
@@ -51,21 +73,27 @@ class Cut:
     loss_reads: tuple[str, ...]  # parameters that the loss reads itself, such as a penalty on them
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
+class Effect:
+    """An attribute that `forward` has set: of an object that it was passed, or of a module."""
+
+    owner: Passed | str  # a module's name inside the captured one
+    name: str
+    template: Template
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Returned:
-    """What the module returned: its structure, and the node of each tensor in it."""
+    """What a call of the module leaves behind: its result, and what it has set or overwritten."""
 
-    _result: Any
-    _node_of: dict[int, str]  # by the tensor's identity
-
-    @property
-    def nodes(self) -> tuple[str, ...]:
-        """List the nodes whose values are in it, each once."""
-        return tuple(dict.fromkeys(self._node_of.values()))
-
-    def rebuild(self, values: Mapping[str, torch.Tensor]) -> Any:
-        """Make the structure again with values of its nodes."""
-        return swap_leaves(self._result, lambda leaf: values[self._node_of[id(leaf)]])
+    template: Template  # of the result
+    effects: tuple[Effect, ...]
+    nodes: tuple[str, ...]  # [M] of the tensors that the step makes
+    differentiable: tuple[int, ...]  # those with a gradient, by number
+    trained: tuple[int, ...]  # those whose gradients the backward pass is given
+    written: tuple[
+        tuple[int, int], ...
+    ]  # inputs that `forward` overwrites: the tensors they become
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -85,8 +113,11 @@ class Capture:
     tensor_nodes: tuple[str, ...]  # [T] the node whose result a tensor is; "" for control
     num_traced: int  # aten calls seen, free ones included
     returned: Returned
+    input_gradients: tuple[tuple[int, str], ...]  # of inputs, by number: the node
     entries: tuple[Entry, ...]  # tensors that are there before the step
     tape: Tape  # every call that was recorded
+    set_attributes: dict[tuple[str, str], Any]  # fake, that `forward` has set in modules
+    updater: Updater | None = None
 
     def __iter__(self) -> Iterator[Any]:
         """Unpack as ``graph, module = capture(...)``."""
@@ -107,7 +138,7 @@ class Capture:
     ) -> list[torch.Tensor]:
         """List the arguments for `module`: real weights, fresh optimiser state, real inputs."""
         tensors = dict(named_tensors(module, "param")) | dict(named_tensors(module, "buffer"))
-        fed = iter(leaves_of(inputs) + leaves_of(kwargs or {}) + leaves_of(targets))
+        fed = iter(leaves_of((inputs, kwargs or {})) + leaves_of(targets))
         made = []
         for entry in self.entries:
             if entry.kind == "input":
@@ -167,33 +198,226 @@ def capture(
     InputError
         The module cannot be captured; the message names the op or the line and what to do.
     """
-    if not isinstance(module, torch.nn.Module):
-        raise InputError(
-            f"`module` is a {type(module).__name__}; expected a torch.nn.Module. Wrap a function"
-            " in the `forward` of one."
-        )
+    trace = _read_step(module, inputs, kwargs, train, loss, targets, optimizer)
+    return _trace(module, trace, has_gradients=bool(train), name=name, sums_at_end=sums_at_end)
+
+
+def capture_to_run(
+    module: torch.nn.Module,
+    inputs: Any,
+    *,
+    kwargs: Mapping[str, Any] | None = None,
+    train: bool = False,
+    loss: Loss | None = None,
+    targets: Any = (),
+    optimizer: str | torch.optim.Optimizer | Updater | None = None,
+    sums_at_end: bool = False,
+) -> Capture:
+    """
+    Capture a step as `capture` does, and check that it can be run again and again.
+
+    Raises
+    ------
+    InputError
+        As for `capture`; or the module keeps something from call to call that a plan cannot.
+    """
+    trace = _read_step(module, inputs, kwargs, train, loss, targets, optimizer)
+    return _trace_to_run(
+        module, trace, has_gradients=bool(train), sums_at_end=sums_at_end, has_own_hooks=True
+    )
+
+
+def _read_step(
+    module: torch.nn.Module,
+    inputs: Any,
+    kwargs: Mapping[str, Any] | None,
+    train: bool,
+    loss: Loss | None,
+    targets: Any,
+    optimizer: str | torch.optim.Optimizer | Updater | None,
+) -> Callable[[_Step], None]:
+    """Check what a step is described by, and give the function that traces it."""
+    check_module(module, train=train)
+    if not train and (loss is not None or optimizer is not None):
+        raise InputError("`loss` and `optimizer` belong to a training step; pass `train=True`.")
     if loss is not None and not callable(loss):
         raise InputError(
             f"`loss` is a {type(loss).__name__}; expected a function of the outputs and `targets`,"
             " such as `torch.nn.functional.mse_loss`."
         )
-    if not train and (loss is not None or optimizer is not None):
-        raise InputError("`loss` and `optimizer` belong to a training step; pass `train=True`.")
-    updater = None if optimizer is None else read_optimizer(optimizer, module)
-    fake = FakeTensorMode()
-    recorder = Recorder(fake)
-    with explained(recorder), swapped(module, recorder) as fakes:
+    updater = optimizer if isinstance(optimizer, Updater) else None
+    if optimizer is not None and updater is None:
+        updater = read_optimizer(optimizer, module)
+
+    def trace(step: _Step) -> None:
+        step.forward(inputs, dict(kwargs or {}))
+        if train:
+            step.differentiate(loss, targets)
+            if updater is not None:
+                step.update(updater)
+
+    return trace
+
+
+def capture_call(
+    module: torch.nn.Module,
+    inputs: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    train: bool,
+    trained: Iterable[int] | None = None,
+    sums_at_end: bool = False,
+) -> Capture:
+    """
+    Capture a call of a module as `placewright.apply` runs it: forward, and backward from gradients.
+
+    With `train`, the backward pass begins at gradients of the tensors that the call makes: those
+    whose numbers are `trained`, or all that have one. It ends at parameters, and at inputs that
+    want a gradient.
+
+    Raises
+    ------
+    InputError
+        The module cannot be captured, or keeps something from call to call that a plan cannot.
+    """
+    check_module(module, train=train)
+
+    def trace(step: _Step) -> None:
+        step.forward(inputs, dict(kwargs), wants_gradients=train)
+        if train:
+            step.differentiate_outputs(trained)
+
+    return _trace_to_run(
+        module, trace, has_gradients=train, sums_at_end=sums_at_end, has_own_hooks=False
+    )
+
+
+def _trace(
+    module: torch.nn.Module,
+    trace: Callable[[_Step], None],
+    *,
+    has_gradients: bool,
+    name: str | None = None,
+    sums_at_end: bool = False,
+) -> Capture:
+    """Trace a step on fake tensors."""
+    return _record(Recorder(FakeTensorMode()), module, trace, has_gradients, name, sums_at_end)
+
+
+def _record(
+    recorder: Recorder,
+    module: torch.nn.Module,
+    trace: Callable[[_Step], None],
+    has_gradients: bool,
+    name: str | None,
+    sums_at_end: bool,
+) -> Capture:
+    with explained(recorder), _without_autocast_cache(), swapped(module, recorder) as fakes:
         step = _Step(module, recorder, fakes)
-        with torch.set_grad_enabled(bool(train)), fake, recorder:
-            with watch_modules(recorder, module):
-                result = step.forward(inputs, dict(kwargs or {}))
-            step.keep_assigned_buffers()
-            if train:
-                step.differentiate(result, loss, targets)
-                if updater is not None:
-                    step.update(updater)
-    graph_name = name or type(module).__name__
-    return step.finish(graph_name, sums_at_end)
+        with torch.set_grad_enabled(has_gradients), recorder.fake, recorder:
+            trace(step)
+    return step.finish(name or type(module).__name__, sums_at_end)
+
+
+def _trace_to_run(
+    module: torch.nn.Module,
+    trace: Callable[[_Step], None],
+    *,
+    has_gradients: bool,
+    sums_at_end: bool,
+    has_own_hooks: bool,
+) -> Capture:
+    """Trace a step, and check that what it does beside calling PyTorch can be done again."""
+    recorder = Recorder(FakeTensorMode())
+    with hooks_once(module, has_own=has_own_hooks):
+        with _without_python_randomness():
+            made = _record(recorder, module, trace, has_gradients, None, sums_at_end)
+        if recorder.has_survivors(leaves_of([*made.set_attributes.values()])):
+            raise InputError(
+                "`forward`, or a hook in it, keeps a tensor outside of the module, and a plan"
+                " would leave there what it was when it was captured. Return the tensor, or set"
+                " it as an attribute of the module."
+            )
+        _check_settled(module, made, trace, has_gradients)
+    return made
+
+
+@contextmanager
+def _without_autocast_cache() -> Iterator[None]:
+    """Meanwhile, have autocast keep no weights that it has cast: they are fake."""
+    before = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(before)
+
+
+@contextmanager
+def _without_python_randomness() -> Iterator[None]:
+    """
+    Check that what happens meanwhile draws no random numbers but PyTorch's.
+
+    Raises
+    ------
+    InputError
+        It does: what was drawn once would be drawn in every step.
+    """
+    before = random.getstate(), np.random.get_state()[1:3]  # noqa: NPY002
+    yield
+    after = random.getstate(), np.random.get_state()[1:3]  # noqa: NPY002
+    if after[0] != before[0] or str(after[1]) != str(before[1]):
+        raise InputError(
+            "`forward` draws random numbers from Python's `random` or from numpy, which a plan"
+            " would draw once for all steps. Draw them with PyTorch, or pass them in."
+        )
+
+
+def _check_settled(
+    module: torch.nn.Module, made: Capture, trace: Callable[[_Step], None], train: bool
+) -> None:
+    """
+    Check that a second call computes what the first one did, whatever that has set in the module.
+
+    A cache that is filled by the first call is fine, and so is a tensor that is set for others to
+    read; a counter, or a state that the next call reads, is not.
+    """
+    effects = [effect for effect in made.returned.effects if isinstance(effect.owner, str)]
+    if not effects:
+        return
+    names = ", ".join(f"`{e.owner}.{e.name}`".replace("`.", "`") for e in effects[:3])
+    refusal = InputError(
+        f"`forward` sets {names} to something else in each call, or reads in one call what it set"
+        " in the last, and a plan keeps no Python state. Make it a buffer (`register_buffer`), or"
+        " pass it in and return it; if it is a cache, call the module once before."
+    )
+    before = {(e.owner, e.name): _attribute(module, e.owner, e.name) for e in effects}
+    try:
+        for (owner, name), value in made.set_attributes.items():
+            setattr(module.get_submodule(owner), name, value)
+        again = _trace(module, trace, has_gradients=train)
+    except StaleTensorError:
+        raise refusal from None
+    finally:
+        for (owner, name), value in before.items():
+            _set_back(module.get_submodule(str(owner)), name, value)
+    kept = {effect for effect in again.returned.effects if isinstance(effect.owner, str)}
+    if again.tape.spelled != made.tape.spelled or not kept <= {*effects}:
+        raise refusal
+
+
+_MISSING = object()
+
+
+def _attribute(module: torch.nn.Module, owner: Any, name: str) -> Any:
+    return module.get_submodule(str(owner)).__dict__.get(name, _MISSING)
+
+
+def _set_back(part: torch.nn.Module, name: str, value: Any) -> None:
+    if value is _MISSING:
+        part.__dict__.pop(name, None)
+    else:
+        part.__dict__[name] = value
 
 
 class _Step:
@@ -207,12 +431,18 @@ class _Step:
         self.entries: list[Entry] = []
         self.parameters: dict[str, torch.Tensor] = {}  # fake, by name
         self.gradients: dict[str, torch.Tensor] = {}
-        self.result: Any = None
+        self.input_gradients: dict[int, torch.Tensor] = {}
         self.loss_reads: list[str] = []
         self.loss: torch.Tensor | None = None
         self.outputs: list[torch.Tensor] = []
         self.output_gradients: list[torch.Tensor] = []
+        self.trained: list[torch.Tensor] = []
         self.buffers: dict[str, torch.Tensor] = {}
+        self.inputs: list[torch.Tensor] = []  # fake
+        self.wanting: list[int] = []  # inputs that want a gradient
+        self.written: list[tuple[int, int]] = []  # inputs: what they become, by number
+        self.attributes: dict[tuple[str, str], Any] = {}  # that `forward` has set
+        self.updater: Updater | None = None
         self._labels: set[str] = set()
         for kind, known in (("param", self.parameters), ("buffer", self.buffers)):
             for name, tensor in named_tensors(module, kind):
@@ -220,17 +450,19 @@ class _Step:
                 self._enter(name, kind, tensor)
         assert len(fakes) == len(self.entries)
 
-    def _enter(self, name: str, kind: str, tensor: torch.Tensor, label: str = "") -> None:
+    def _enter(
+        self, name: str, kind: str, tensor: torch.Tensor, label: str = "", state: str = ""
+    ) -> None:
         identifier = (label or name).replace(".", "_")
         if not identifier.isidentifier() or identifier in self._labels:
             identifier = f"{kind}_{len(self.entries)}"
         self._labels.add(identifier)
         value = self.recorder.enter(identifier, tensor)
-        owner = name.rpartition(".")[0] if kind != "input" else ""
-        self.entries.append(Entry(name, kind, value, owner))
+        owner = name.rpartition(".")[0] if kind in ("param", "buffer", "state") else ""
+        self.entries.append(Entry(name, kind, value, owner, state))
 
-    def _feed(self, given: Any, prefix: str) -> Any:
-        """Replace every tensor of a structure by a fake one, each an input of the graph."""
+    def _copier(self, prefix: str, wants_gradients: bool = False) -> Copier:
+        """Make what replaces every tensor of a structure by a fake one, an input of the graph."""
         count = 0
 
         def swap(leaf: torch.Tensor) -> torch.Tensor:
@@ -243,39 +475,90 @@ class _Step:
             count += 1
             twin = self.recorder.twin(leaf)
             self._enter(f"{prefix}.{count - 1}", "input", twin, f"{prefix}_{count - 1}")
+            if wants_gradients and leaf.requires_grad:
+                twin.requires_grad_()
+            if prefix == "input":
+                self.inputs.append(twin)
             return twin
 
-        return swap_leaves(given, swap)
+        return Copier(swap)
 
-    def forward(self, inputs: Any, kwargs: dict[str, Any]) -> Any:
+    def forward(self, inputs: Any, kwargs: dict[str, Any], wants_gradients: bool = False) -> None:
         """Trace the module's forward pass."""
         if isinstance(inputs, Mapping):
             inputs, kwargs = (), {**inputs, **kwargs}
-        args, kwargs = self._feed((_as_tuple(inputs), kwargs), "input")
-        result = self.result = self.module(*args, **kwargs)
+        copier = self._copier("input", wants_gradients)
+        args, kwargs = copier.copy((as_tuple(inputs), kwargs))
+        shapes = [(twin.shape, twin.stride()) for twin in self.inputs]
+        self.wanting = [k for k, twin in enumerate(self.inputs) if twin.requires_grad]
+        known = self._known(copier.objects)
+        objects = [_described(Describer(known, is_fake), held) for held in copier.objects]
+        plain = Describer(known, is_fake, opens_objects=False)
+        before = {key: plain.describe(v) for key, v in attributes_of(self.module).items()}
+        with watch_modules(self.recorder, self.module):
+            self.result = self.module(*args, **kwargs)
         self.recorder.modules[:] = ["loss"]
-        self.outputs = [*{id(tensor): tensor for tensor in leaves_of(result)}.values()]
-        if not self.outputs:
+        self._keep_assigned_buffers()
+        for number, (twin, shape) in enumerate(zip(self.inputs, shapes, strict=True)):
+            if (twin.shape, twin.stride()) != shape:
+                raise InputError(
+                    f"`forward` changes the shape of input {number} in place. Use the form that"
+                    " makes a new tensor (`unsqueeze`, `transpose`), or clone the input."
+                )
+        describer = Describer(known, is_fake)
+        self.template = describer.describe(self.result)
+        self.effects = [
+            Effect(Passed(k), name, template)
+            for k, (held, old) in enumerate(zip(copier.objects, objects, strict=True))
+            for name, template in _described(describer, held).items()
+            if old.get(name) != template
+        ]
+        plain = Describer(known, is_fake, opens_objects=False, made=describer.made)
+        for key, value in attributes_of(self.module).items():
+            template = plain.describe(value)
+            if before.get(key) != template:
+                self.attributes[key] = value
+                self.effects.append(Effect(*key, template))
+        self.made = describer.made
+        self.outputs = list(self.made)
+        written = {v.storage for call in self.recorder.tape.calls for v in call.writes}
+        for number, twin in enumerate(self.inputs):
+            if self.recorder.value_of(twin).storage in written:
+                self.written.append((number, len(self.made)))
+                self.made.append(twin)
+        if not leaves_of(self.result) and not self.made:
             raise InputError(
-                f"The module returned no tensor but a {type(result).__name__}. Let `forward` return"
-                " a tensor, or a tuple, list, dict or dataclass of tensors."
+                f"The module returned no tensor but a {type(self.result).__name__}. Let `forward`"
+                " return a tensor, or a tuple, list, dict or dataclass of tensors."
             )
-        return result
 
-    def keep_assigned_buffers(self) -> None:
+    def _known(self, objects: Iterable[Any]) -> dict[int, Template]:
+        """Tell by identity what fake tensors and copied objects stand for."""
+        found: dict[int, Template] = {id(held): Passed(k) for k, held in enumerate(objects)}
+        found |= {id(twin): Leaf(k) for k, twin in enumerate(self.inputs)}
+        return found | {
+            id(twin): Own(name) for name, twin in (self.parameters | self.buffers).items()
+        }
+
+    def _keep_assigned_buffers(self) -> None:
         """Write what the module assigned to a buffer (``self.total = ...``) into the buffer."""
         now = dict(named_tensors(self.module, "buffer"))
         for name, old in self.buffers.items():
             new = now.get(name)
-            if new is not None and new is not old and new.shape == old.shape:
-                with torch.no_grad():
-                    old.copy_(new)
+            if new is None or new is old:
+                continue
+            if new.shape != old.shape or new.dtype != old.dtype:
+                raise InputError(
+                    f"`forward` assigns {_tell(new)} to buffer `{name}`, which is {_tell(old)}."
+                    " A buffer of a plan keeps its shape and type."
+                )
+            with torch.no_grad():
+                old.copy_(new)
 
-    def differentiate(self, result: Any, loss: Loss | None, targets: Any) -> None:
+    def differentiate(self, loss: Loss | None, targets: Any) -> None:
         """Trace the loss and the backward pass, cut in two where the module ends."""
         if loss is None:
-            returned = _returned_loss(result)
-            self.outputs = [returned]
+            self.outputs = [_returned_loss(self.result)]
         self.outputs.sort(key=lambda tensor: not tensor.requires_grad)  # stable
         leaves = {id(t): t.detach().requires_grad_() for t in self.outputs if t.requires_grad}
         if not leaves:
@@ -286,8 +569,9 @@ class _Step:
         if loss is None:
             self.loss = next(iter(leaves.values()))
         else:
-            swapped = swap_leaves(result, lambda t: leaves.get(id(t), t))
-            self.loss = loss(swapped, *_as_tuple(self._feed(targets, "target")))
+            swapped = swap_leaves(self.result, lambda t: leaves.get(id(t), t))
+            fed = self._copier("target").copy(as_tuple(targets))
+            self.loss = loss(swapped, *fed)
         if not isinstance(self.loss, torch.Tensor):
             raise InputError(
                 f"`loss` returned a {type(self.loss).__name__}; expected a tensor with one number."
@@ -312,9 +596,10 @@ class _Step:
         ]
         if not used:
             raise InputError("The loss does not depend on what the module returns.")
+        self.trained = [tensor for tensor, _ in used]
         self.output_gradients = [gradient for _, gradient in used]
         gradients = torch.autograd.grad(
-            [tensor for tensor, _ in used], sources, self.output_gradients, allow_unused=True
+            self.trained, sources, self.output_gradients, allow_unused=True
         )
         direct = found[len(leaves) :] or (None,) * len(names)
         for name, gradient, more in zip(names, gradients, direct, strict=True):
@@ -322,19 +607,47 @@ class _Step:
             parts = [part for part in (gradient, more) if part is not None]
             if parts:
                 self.gradients[name] = parts[0] if len(parts) == 1 else parts[0] + parts[1]
-        ended = {id(tensor) for tensor, _ in used}
+        ended = {id(tensor) for tensor in self.trained}
         self.outputs.sort(key=lambda tensor: id(tensor) not in ended)
+
+    def differentiate_outputs(self, trained: Iterable[int] | None) -> None:
+        """Trace the backward pass from gradients of what the call makes."""
+        can = [k for k, tensor in enumerate(self.made) if tensor.requires_grad]
+        chosen = can if trained is None else [k for k in trained if k in can]
+        self.trained = [self.made[k] for k in chosen]
+        self.recorder.phase = "backward"
+        for number, tensor in enumerate(self.trained):
+            twin = self.recorder.twin(tensor.detach())
+            self._enter(f"gradient.{number}", "gradient", twin, f"gradient_{number}")
+            self.output_gradients.append(twin)
+        if not self.trained:
+            return
+        names = [name for name, tensor in self.parameters.items() if tensor.requires_grad]
+        sources = [self.parameters[name] for name in names]
+        sources += [self.inputs[k] for k in self.wanting]
+        with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+            found = torch.autograd.grad(
+                self.trained, sources, self.output_gradients, allow_unused=True
+            )
+        pairs = zip([*names, *self.wanting], found, strict=True)
+        for source, gradient in pairs:
+            if gradient is None:
+                continue
+            if isinstance(source, str):
+                self.gradients[source] = gradient
+            else:
+                self.input_gradients[source] = gradient
 
     def update(self, updater: Updater) -> None:
         """Trace the optimiser's update of every parameter that has a gradient."""
-        recorder = self.recorder
+        recorder, self.updater = self.recorder, updater
         recorder.phase = "update"
         states = {}
         for name in self.gradients:
             states[name] = updater.make_state(name, self.parameters[name])
             for label, tensor in states[name].items():
                 twin = states[name][label] = recorder.twin(tensor)
-                self._enter(name, "state", twin, f"{name}_{label}")
+                self._enter(name, "state", twin, f"{name}_{label}", state=label)
         with torch.no_grad():
             for name, gradient in self.gradients.items():
                 recorder.parameter = name
@@ -351,7 +664,7 @@ class _Step:
         self.entries += [
             Entry(key, "constant", value) for key, (_, value) in tape.constants.items()
         ]
-        order = {"param": 0, "state": 1, "buffer": 2, "constant": 3, "input": 4}
+        order = {"param": 0, "state": 1, "buffer": 2, "constant": 3, "input": 4, "gradient": 5}
         entries = sorted(self.entries, key=lambda entry: order[entry.kind])
         outputs = [recorder.value_of(tensor) for tensor in self.outputs]
         gradients = [recorder.value_of(tensor) for tensor in self.gradients.values()]
@@ -377,16 +690,41 @@ class _Step:
             op_nodes=folded.op_nodes,
             tensor_nodes=folded.tensor_nodes,
             num_traced=tape.num_nodes,
-            returned=Returned(
-                self.result,
-                {id(t): recorder.value_of(t).node.name for t in leaves_of(self.result)},
+            returned=self._returned(),
+            input_gradients=tuple(
+                (number, recorder.value_of(gradient).node.name)
+                for number, gradient in self.input_gradients.items()
             ),
             entries=tuple(self.entries),
             tape=tape,
+            set_attributes=self.attributes,
+            updater=self.updater,
+        )
+
+    def _returned(self) -> Returned:
+        recorder = self.recorder
+        ids = {id(tensor): k for k, tensor in enumerate(self.made)}
+        return Returned(
+            template=self.template,
+            effects=tuple(self.effects),
+            nodes=tuple(recorder.value_of(tensor).node.name for tensor in self.made),
+            differentiable=tuple(k for k, t in enumerate(self.made) if t.requires_grad),
+            trained=tuple(ids[id(tensor)] for tensor in self.trained),
+            written=tuple(self.written),
         )
 
 
-def _as_tuple(value: Any) -> tuple[Any, ...]:
+def _described(describer: Describer, held: Any) -> dict[str, Template]:
+    """Describe each attribute of an object."""
+    return {name: describer.describe(value) for name, value in vars(held).items()}
+
+
+def _tell(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+
+
+def as_tuple(value: Any) -> tuple[Any, ...]:
+    """Give arguments as a tuple: one that is not a tuple or list stands alone."""
     return tuple(value) if isinstance(value, (tuple, list)) else (value,)
 
 

@@ -1,7 +1,8 @@
-"""How a run goes, while it goes: one line rewritten on a terminal, plain lines elsewhere."""
+"""How long work goes, while it goes: one line rewritten on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
+import math
 import time
 
 from rich.console import Console
@@ -10,6 +11,43 @@ from placewright.placers.run import Run
 from placewright.units import format_bytes, format_time
 
 EVERY_S = {True: 0.1, False: 5.0}  # on a terminal, elsewhere
+
+
+class LiveLine:
+    """
+    Shows where work is that times something, on standard error.
+
+    It does nothing of its own accord: what draws beside the work would take time that is measured.
+    """
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or Console(stderr=True, highlight=False, markup=False)
+        self._shown_s = -math.inf
+
+    def __call__(self, words: str) -> None:
+        """Show where the work is, if it is time to."""
+        now, is_terminal = time.perf_counter(), self._console.is_terminal
+        if now - self._shown_s < EVERY_S[is_terminal]:
+            return
+        self._shown_s = now
+        if is_terminal:
+            self._write(words[: self._console.width - 1])
+        else:
+            self.say(words)
+
+    def say(self, words: str) -> None:
+        """Say something that stays."""
+        self.close()
+        self._console.print(words, soft_wrap=True)
+
+    def close(self) -> None:
+        """Take the line away."""
+        if self._console.is_terminal:
+            self._write("")
+
+    def _write(self, words: str) -> None:
+        self._console.file.write(f"\r{words}\x1b[K")
+        self._console.file.flush()
 
 
 class Live:

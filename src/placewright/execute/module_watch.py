@@ -1,0 +1,158 @@
+"""
+What a module is from call to call: its mode, its parts, its attributes, and where its tensors are.
+
+A program holds what the module was when it was captured. This module owns how it is noticed, in
+microseconds, that the module is something else now: another mode (`train`, `eval`), another flag
+or setting, other hooks, frozen parameters; or tensors that were moved or replaced.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Collection
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from placewright.frontends._hooks import HOOK_DICTS
+from placewright.frontends._modules import OWN
+
+_MAX_STATES = 16
+_HOLDERS = (list, dict, set)
+
+
+class ModuleWatch:
+    """
+    Numbers the states that a module is met in.
+
+    Parameters
+    ----------
+    module
+        The module.
+    """
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._module = module
+        self._ignored = {("", "forward")}  # which may be wrapped
+        self._begin()
+
+    def _begin(self) -> None:
+        """List what is looked at."""
+        named = dict(self._module.named_modules())
+        self._getters: list[tuple[Any, dict[str, Any]]] = []
+        self._slots: list[tuple[dict[str, Any], str]] = []  # of attributes that are tensors
+        self._contents: dict[int, Any] = {}  # of lists, dicts, sets and objects among attributes
+        for name, part in named.items():
+            held = part.__dict__
+            plain = ["training"]
+            for key, value in held.items():
+                if key in OWN or (name, key) in self._ignored:
+                    continue
+                if isinstance(value, Tensor):
+                    self._slots.append((held, key))
+                else:
+                    plain.append(key)
+                    self._look_into(value)
+            self._getters.append((operator.itemgetter(*plain), held))
+        parts = [part.__dict__ for part in named.values()]
+        self._sized = parts
+        self._left_out = [
+            (named[name].__dict__, key) for name, key in self._ignored if name in named
+        ]
+        self._children = [part["_modules"] for part in parts if part["_modules"]]
+        root = self._module.__dict__
+        self._hooks = [part[kind] for part in parts if part is not root for kind in HOOK_DICTS]
+        found = [
+            (f"{prefix}.{key}" if prefix else key, part.__dict__[kind], key)
+            for prefix, part in named.items()
+            for kind in ("_parameters", "_buffers")
+            for key, tensor in part.__dict__[kind].items()
+            if tensor is not None
+        ]
+        self.names = [name for name, _, _ in found]  # of `tensors`
+        self._tensors = [(held, key) for _, held, key in found]
+        self._state = self._read()
+        self._states = [self._state]
+        self.number = 0
+        self._next = 1
+        self._numbers = [0]
+
+    def _look_into(self, value: Any) -> None:
+        if type(value) in _HOLDERS:
+            self._contents[id(value)] = value
+        elif (
+            hasattr(value, "__dict__")
+            and not isinstance(value, (torch.nn.Module, type))
+            and not callable(value)
+        ):
+            self._contents[id(value)] = vars(value)
+
+    def ignore(self, attributes: Collection[tuple[str, str]]) -> bool:
+        """
+        Leave out attributes that `forward` sets in each call, by module and name.
+
+        Tell whether they were not left out before, so that the state's number is another one.
+        """
+        if self._ignored.issuperset(attributes):
+            return False
+        self._ignored |= {*attributes}
+        self._renew()
+        return True
+
+    def look(self) -> int:
+        """Give the number of the module's state: another one, if something is different."""
+        try:
+            state = self._read()
+        except KeyError:  # an attribute or a tensor has gone
+            return self._renew()
+        if _same(state, self._state):
+            return self.number
+        if state[0] != self._state[0]:  # there are more attributes, or other parts
+            return self._renew()
+        for number, known in zip(self._numbers, self._states, strict=True):
+            if _same(state, known):
+                self.number, self._state = number, known
+                return number
+        self._states.append(state)
+        self._numbers.append(self._next)
+        self.number, self._state, self._next = self._next, state, self._next + 1
+        del self._states[:-_MAX_STATES], self._numbers[:-_MAX_STATES]
+        return self.number
+
+    def _renew(self) -> int:
+        following = self._next
+        self._begin()
+        self.number, self._next, self._numbers = following, following + 1, [following]
+        return self.number
+
+    def _read(self) -> list[Any]:
+        hooks = [(*each,) for each in self._hooks] if any(self._hooks) else None
+        return [
+            sum(map(len, self._sized)) - sum(key in held for held, key in self._left_out),
+            [*chain.from_iterable(map(dict.values, self._children))],
+            [get(held) for get, held in self._getters],
+            [held[key] for held, key in self._slots],
+            hooks,
+            [each.copy() for each in self._contents.values()],
+            [held[key].requires_grad for held, key in self._tensors],
+        ]
+
+    def tensors(self) -> list[Tensor]:
+        """List parameters and buffers as they are now."""
+        return [held[key] for held, key in self._tensors]
+
+
+def _same(ours: list[Any], theirs: list[Any]) -> bool:
+    """Compare two readings; tensors and modules by identity."""
+    try:
+        return (
+            ours[0] == theirs[0]
+            and all(map(operator.is_, ours[1], theirs[1]))
+            and ours[2] == theirs[2]
+            and all(map(operator.is_, ours[3], theirs[3]))
+            and ours[4:] == theirs[4:]
+        )
+    except (RuntimeError, ValueError, TypeError):  # of arrays, whose equality is no truth value
+        return False
