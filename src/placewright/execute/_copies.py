@@ -137,7 +137,7 @@ class GpuWay:
 
 def copy_over(made: Tensor, tensor: Tensor) -> Tensor:
     """Copy a tensor to its `blank` on another device, without waiting for it."""
-    mine, theirs = _once(made), _once(tensor)
+    mine, theirs = once(made), once(tensor)
     span = span_of(theirs)
     is_dense = span == theirs.numel()
     if not theirs.is_contiguous() and not is_dense and span <= (1 + MOST_GAPS) * theirs.numel():
@@ -154,9 +154,9 @@ def blank(tensor: Tensor, **options: Any) -> Tensor:
     So a copy of a slice takes as much memory as the rows that it is a part of, and one of a tensor
     whose rows are all the same memory takes one row.
     """
-    once = _once(tensor)
-    made = torch.empty_strided(once.size(), once.stride(), dtype=tensor.dtype, **options)
-    return made if once is tensor else made.as_strided(tensor.size(), tensor.stride())
+    rows = once(tensor)
+    made = torch.empty_strided(rows.size(), rows.stride(), dtype=tensor.dtype, **options)
+    return made if rows is tensor else made.as_strided(tensor.size(), tensor.stride())
 
 
 def span_of(tensor: Tensor) -> int:
@@ -167,7 +167,7 @@ def span_of(tensor: Tensor) -> int:
     return 1 + sum((n - 1) * step for n, step in steps)
 
 
-def _once(tensor: Tensor) -> Tensor:
+def once(tensor: Tensor) -> Tensor:
     """Look at what an expanded tensor repeats only once."""
     if 0 not in tensor.stride():
         return tensor

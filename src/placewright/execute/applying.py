@@ -20,6 +20,7 @@ from torch.autograd.function import once_differentiable
 
 from placewright.errors import InputError
 from placewright.execute.call_effects import (
+    check_offsets,
     check_overlaps,
     set_attributes,
     without_values,
@@ -32,7 +33,15 @@ from placewright.execute.placed import PlacedStep, placing_of
 from placewright.execute.program import Parts
 from placewright.execute.residents import Residents
 from placewright.frontends._structures import Real, Scan, build, swap_leaves
-from placewright.frontends.torch import Capture, Loss, as_tuple, capture, capture_call
+from placewright.frontends.torch import (
+    Capture,
+    Loss,
+    Trained,
+    Written,
+    as_tuple,
+    capture,
+    capture_call,
+)
 from placewright.plan import Plan
 
 
@@ -105,6 +114,10 @@ def apply(
     return calls.placed
 
 
+_MAX_VARIANTS = 4
+"""How many programs of a kind of call are kept that differ in where their backward pass begins."""
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Call:
     """One kind of call, ready to run."""
@@ -120,8 +133,8 @@ class Call:
     overwritten: tuple[str, ...]  # nodes of what stays and the forward pass overwrites
 
     @property
-    def trained(self) -> tuple[int, ...]:
-        """List what the backward pass begins at: made tensors, by number."""
+    def trained(self) -> tuple[Trained, ...]:
+        """List what the backward pass begins at."""
         return self.capture.returned.trained
 
 
@@ -135,7 +148,7 @@ def _make_call(key: Any, casts: dict[str, torch.dtype], example: Any, step: Plac
     written = {value.storage for c in calls if c.phase == "forward" for value in c.writes}
     leaves = [e.value.storage for e in made.entries if e.kind == "input"]
     outputs = [values[name].storage for name in made.returned.nodes]
-    replaced = {number for number, _ in made.returned.written}
+    replaced = {each.number for each in made.returned.written}
     return Call(
         key=key,
         casts=casts,
@@ -192,6 +205,7 @@ class Calls:
         kinds = {device.kind for device in find_devices(placing.device_names)}
         self.programs: Programs[Call] = Programs(self.placed, kinds)
         self.lanes, self._residents = Lanes(), Residents(self._module)
+        self._variants: dict[Any, list[Call]] = {}  # by kind of call, where there are several
 
     @property
     def module(self) -> torch.nn.Module:
@@ -217,7 +231,7 @@ class Calls:
         self.lanes.close()
 
     def prepare(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], trained: Sequence[int] | None
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], trained: Sequence[Trained] | None
     ) -> None:
         """Make the program for a kind of call."""
         args, named = self.signature.bind(args, kwargs)
@@ -229,15 +243,20 @@ class Calls:
         found = read_arguments((args, named))
         call = self._find(args, named, found, None)
         leaves = [leaf.resolve_conj().resolve_neg() for leaf in found.leaves]
-        written = [number for number, _ in call.capture.returned.written]
+        returned = call.capture.returned
+        written = [each.number for each in returned.written]
+        check_offsets(leaves, returned.absolute)
         check_overlaps(leaves, written, call.step.residents, call.overwritten)
         seed = call.step.runner.draw_seed()
-        if call.trained and torch.is_grad_enabled():
+        if returned.differentiable and torch.is_grad_enabled():
             names, tensors = self.programs.watch.names, self.programs.watch.tensors()
             pairs = [(n, t) for n, t in zip(names, tensors, strict=True) if t.requires_grad]
             sources = [tensor for _, tensor in pairs]
             run: Any = _Run.apply  # without types
             made = run(self, call, seed, [n for n, _ in pairs], len(leaves), *leaves, *sources)
+            for each in returned.written:
+                if _is_written_apart(each, leaves):
+                    leaves[each.number].copy_(made[each.made])
         else:
             with torch.no_grad():
                 made = _write_back(call, leaves, call.step.run(leaves, 0, None, seed))
@@ -248,7 +267,7 @@ class Calls:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         found: Scan,
-        trained: Sequence[int] | None,
+        trained: Sequence[Trained] | None,
     ) -> Call:
         trains = self.train and torch.is_grad_enabled()
         if self.programs.moved():
@@ -268,9 +287,10 @@ class Calls:
                 call.step.settle(self._residents)
         except (KeyError, RuntimeError):  # they are of other names or sizes by now
             self.programs.forget()
+        self._variants = {}
         self.programs.leave()
 
-    def _make(self, key: Any, given: Any, trains: bool, trained: Sequence[int] | None) -> Call:
+    def _make(self, key: Any, given: Any, trains: bool, trained: Sequence[Trained] | None) -> Call:
         """Make the program for a kind of call."""
         casts = self.programs.casts()
         example = swap_leaves(given, without_values)
@@ -280,7 +300,7 @@ class Calls:
             key = (self.programs.watch.number, *key[1:])
         return _make_call(key, casts, example, self._place(made, self._residents))
 
-    def _capture(self, example: Any, trains: bool, trained: Sequence[int] | None) -> Capture:
+    def _capture(self, example: Any, trains: bool, trained: Sequence[Trained] | None) -> Capture:
         args, kwargs = example
         return capture_call(
             self.module,
@@ -328,36 +348,54 @@ class Calls:
         The backward pass of a program begins at certain results. Where gradients come for others,
         or a second time, the call is run again, as it was, with the right backward pass.
         """
-        if kept is None or tuple(gradients) != call.trained:
-            call, kept = self._run_again(call, saved, tuple(gradients))
+        if kept is None or not _begins_at(call, gradients):
+            call, kept = self._run_again(call, saved, gradients)
         made, nodes = call.capture, call.step.parts.fed[1]
         metas = {e.value.node.name: e.value.node.meta["tensor"] for e in made.entries}
-        fed = [_laid_out(gradients[k], metas[n]) for k, n in zip(call.trained, nodes, strict=True)]
+        fed = [
+            _laid_out(gradients[each.number], metas[node])
+            for each, node in zip(call.trained, nodes, strict=True)
+        ]
         found = call.step.run(fed, 1, kept, saved.seed)
         names = [*made.parameters, *(number for number, _ in made.input_gradients)]
         return dict(zip(names, found, strict=True))
 
     def _run_again(
-        self, call: Call, saved: _Saved, trained: tuple[int, ...]
+        self, call: Call, saved: _Saved, gradients: dict[int, Tensor]
     ) -> tuple[Call, list[Any]]:
-        """Run a forward pass again, to go back from other results."""
+        """
+        Run a forward pass again, to go back from other gradients.
+
+        Later calls of this kind are expected to be like this one.
+        """
         saved.check(self.programs.watch.look() == call.key[0])
+        again = self._variant(call, gradients)
+        if saved.before:
+            again.step.settle(Residents(self._module, saved.before))
+        kept = again.step.runner.make_kept()
+        again.step.run(saved.leaves, 0, kept, saved.seed)
+        if saved.before:
+            again.step.settle(self._residents)
+        self.programs.put(call.key, again)
+        return again, kept
+
+    def _variant(self, call: Call, gradients: dict[int, Tensor]) -> Call:
+        """Find or make the program for a kind of call whose backward pass begins at these."""
+        known = self._variants.setdefault(call.key, [call])
+        for variant in known:
+            if _begins_at(variant, gradients):
+                return variant
         with contextlib.ExitStack() as stack:
             for kind in self.programs.kinds:
                 dtype = call.casts.get(kind)
                 stack.enter_context(torch.autocast(kind, dtype, enabled=dtype is not None))
+            trained = [Trained(k, gradient.stride()) for k, gradient in gradients.items()]
             made = self._capture(call.example, True, trained)
-        assert made.returned.trained == trained
-        step = self._place(made, Residents(self._module, saved.before))
-        kept = step.runner.make_kept()
-        step.run(saved.leaves, 0, kept, saved.seed)
-        again = _make_call(call.key, call.casts, call.example, step)
-        return again, kept
-
-    def use(self, call: Call) -> None:
-        """Use a program that was made for a backward pass in later calls of its kind."""
-        call.step.settle(self._residents)
-        self.programs.put(call.key, call)
+        step = self._place(made, self._residents)
+        known.append(_make_call(call.key, call.casts, call.example, step))
+        del known[:-_MAX_VARIANTS]
+        assert _begins_at(known[-1], gradients)
+        return known[-1]
 
 
 @dataclass(frozen=True, eq=False)
@@ -372,7 +410,7 @@ class _Saved:
     @classmethod
     def of(cls, call: Call, leaves: Sequence[Tensor], tensors: list[Tensor], seed: int) -> _Saved:
         """Save what a forward pass is about to read."""
-        written = {number for number, _ in call.capture.returned.written}
+        written = {each.number for each in call.capture.returned.written}
         kept = [
             leaf.detach().clone(memory_format=torch.preserve_format) if k in written else leaf
             for k, leaf in enumerate(leaves)
@@ -413,10 +451,11 @@ class _Run(torch.autograd.Function):
         leaves, sources = given[:count], given[count:]
         ctx.saved = _Saved.of(call, leaves, calls.programs.watch.tensors(), seed)
         ctx.kept = call.step.runner.make_kept()
-        made = _write_back(call, leaves, call.step.run(leaves, 0, ctx.kept, seed))
+        made = _write_back(call, leaves, call.step.run(leaves, 0, ctx.kept, seed), trains=True)
         returned = call.capture.returned
         ctx.calls, ctx.call, ctx.names, ctx.count = calls, call, names, count
-        ctx.mark_dirty(*(leaves[number] for number, _ in returned.written))
+        dirty = [each for each in returned.written if each.is_dirty]
+        ctx.mark_dirty(*(leaves[d.number] for d in dirty if not _is_written_apart(d, leaves)))
         others = {*range(len(made))} - {*returned.differentiable}
         ctx.mark_non_differentiable(*(made[k] for k in others))
         ctx.set_materialize_grads(False)
@@ -460,17 +499,41 @@ def _parts_of(made: Capture) -> Parts:
     return Parts((forward, backward), (fed, made.cut.gradients), (made.returned.nodes, wanted))
 
 
-def _write_back(call: Call, leaves: Sequence[Tensor], found: list[Tensor]) -> list[Tensor]:
+def _begins_at(call: Call, gradients: dict[int, Tensor]) -> bool:
+    """Tell whether a program's backward pass begins at gradients of these results, laid out so."""
+    if [each.number for each in call.trained] != [*gradients]:
+        return False
+    return all(
+        size == 1 or mine == theirs
+        for each in call.trained
+        for size, mine, theirs in zip(
+            gradients[each.number].shape, each.stride, gradients[each.number].stride(), strict=True
+        )
+    )
+
+
+def _write_back(
+    call: Call, leaves: Sequence[Tensor], found: list[Tensor], *, trains: bool = False
+) -> list[Tensor]:
     """Leave in inputs what was written there; give what was made, each an object of its own."""
-    for number, k in call.capture.returned.written:
-        write_back(leaves[number], found[k])
-        found[k] = leaves[number]
+    for each in call.capture.returned.written:
+        leaf, k = leaves[each.number], each.made
+        if trains and _is_written_apart(each, leaves):
+            found[k] = found[k].clone() if leaf.data_ptr() == found[k].data_ptr() else found[k]
+            continue
+        write_back(leaf, found[k])
+        found[k] = leaf if each.is_dirty else leaf.new_empty(0)  # which nobody reads
     seen: set[int] = set()
     for k, tensor in enumerate(found):
         if id(tensor) in seen:
             found[k] = tensor.detach()
-        seen.add(id(tensor))
+        seen.add(id(found[k]))
     return found
+
+
+def _is_written_apart(each: Written, leaves: Sequence[Tensor]) -> bool:
+    """Tell whether an input is written after the program: autograd wants it so for views."""
+    return each.is_dirty and leaves[each.number]._is_view()
 
 
 def _laid_out(gradient: Tensor, meta: tuple[Any, ...]) -> Tensor:

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from placewright.errors import InputError
+from placewright.execute._copies import once
 from placewright.frontends._structures import Passed, Real, build
-from placewright.frontends.torch import Effect
+from placewright.frontends.torch import Effect, overlaps_itself
 
 
 def check_overlaps(
@@ -40,7 +41,7 @@ def check_overlaps(
     Raises
     ------
     InputError
-        An input shares memory with another one, or with the module.
+        An input shares memory with another one, with itself, or with the module.
     """
     if not written and not overwritten:
         return
@@ -50,6 +51,12 @@ def check_overlaps(
         if node in residents
     }
     mine = [leaf.untyped_storage().data_ptr() for leaf in leaves]
+    for k in written:
+        if overlaps_itself(once(leaves[k])):
+            raise InputError(
+                f"Several elements of input {k} are in one place in memory, and the call overwrites"
+                " them. Pass a copy (`.contiguous()`)."
+            )
     for k, place in enumerate(mine):
         if place and (place in places or (k in written and mine.count(place) > 1)):
             raise InputError(
@@ -58,10 +65,27 @@ def check_overlaps(
             )
 
 
+def check_offsets(leaves: Sequence[Tensor], absolute: Collection[int]) -> None:
+    """
+    Check inputs that `forward` looks at from where their memory begins, by number.
+
+    Raises
+    ------
+    InputError
+        One of them begins somewhere inside its memory, so that more than the input is looked at.
+    """
+    for number in absolute:
+        if leaves[number].storage_offset():
+            raise InputError(
+                f"Input {number} begins inside of its memory, and `forward` calls `as_strided` on"
+                " it with an offset from where that begins. Pass a copy (`.clone()`)."
+            )
+
+
 def write_back(leaf: Tensor, value: Tensor) -> None:
     """Leave in an input what was written there, unless it was written in place."""
     if leaf.data_ptr() != value.data_ptr():
-        leaf.detach().copy_(value)
+        once(leaf.detach()).copy_(once(value))
 
 
 def set_attributes(
@@ -70,9 +94,11 @@ def set_attributes(
     """Set the attributes that `forward` sets, of objects that were passed and of modules."""
     for effect in effects:
         value = build(effect.template, real)
-        passed = isinstance(effect.owner, Passed)
-        owner = real.objects[effect.owner.number] if passed else part_of(effect.owner)
-        setattr(owner, effect.name, value)
+        match effect.owner:
+            case Passed(number):
+                setattr(real.objects[number], effect.name, value)
+            case str(name):
+                setattr(part_of(name), effect.name, value)
 
 
 def without_values(leaf: Tensor) -> Tensor:

@@ -186,7 +186,8 @@ def _lstm_on_cpu(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """
     Run an LSTM layer with oneDNN.
 
-    The op looks at the grad mode to decide whether it makes a workspace, and may round otherwise.
+    The op looks at the grad mode, not at its argument, to decide whether it makes a workspace, and
+    may round otherwise; captures have that mode in the argument.
     """
     *_, train = args
     with torch.set_grad_enabled(train):
@@ -285,12 +286,42 @@ def _in_time(tensor: Tensor, reverse: bool) -> Tensor:
     return tensor.flip(0) if reverse else tensor
 
 
+# --- Updates. ---
+
+
+def _update_with(target: Any) -> Callable[..., Any]:
+    """
+    Update one parameter, whose gradient may be laid out in memory otherwise than it.
+
+    These kernels take their arguments for alike, and what a capture says of strides is not always
+    what a kernel makes.
+    """
+
+    def update(
+        parameters: list[Tensor], gradients: list[Tensor], *args: Any, **kwargs: Any
+    ) -> None:
+        parameter, gradient = parameters[0], gradients[0]
+        if gradient.stride() != parameter.stride():
+            gradients = [torch.empty_like(parameter).copy_(gradient)]
+        target(parameters, gradients, *args, **kwargs)
+
+    return update
+
+
+_FUSED = {
+    target: _update_with(target)
+    for packet in (aten._fused_sgd_, aten._fused_adam_, aten._fused_adamw_)
+    for target in (packet.default, packet.tensor_lr)
+}
+
 _ON_CPU: dict[Any, Callable[..., Any]] = {
+    **_FUSED,
     _RECURRENT: _lstm_on_cpu,
     aten.mkldnn_rnn_layer_backward.default: _lstm_backward_on_cpu,
 }
 
 _ON_CUDA: dict[Any, Callable[..., Any]] = {
+    **_FUSED,
     aten._scaled_dot_product_flash_attention_for_cpu.default: _attention,
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default: _attention_backward,
     aten.native_batch_norm.default: _batch_norm,

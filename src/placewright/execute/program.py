@@ -180,6 +180,9 @@ class _Compiler:
             for tensor in self.reads[op]:
                 if self.placement[graph.tensor_op[tensor]] != self.placement[op]:
                     self.readers[tensor].append(op)
+        self.op_of = {  # that something is there from, by its node
+            node: int(graph.tensor_op[tensor]) for tensor, node in enumerate(capture.tensor_nodes)
+        }
         self.held: dict[tuple[int, int], _Base] = {}  # by device and tensor
         self.seen: dict[tuple[int, str, str], str] = {}  # views, by device, base and node
         self.local: dict[Storage, str] = {}  # made by the op that is being written
@@ -532,9 +535,18 @@ class _Compiler:
         }
         for k, name in enumerate(self.parts.wanted[self.part]):
             chain = [*_chain(self.values[name])]
-            tensor = last[chain[0].storage]
-            device = self.placement[graph.tensor_op[tensor]]
-            made = self.follow(device, chain[:-1], self.held[device, tensor].name)
+            root = chain[-1].node.name
+            tensor = last.get(chain[0].storage)
+            if tensor is not None:
+                device = self.placement[graph.tensor_op[tensor]]
+                base = self.held[device, tensor].name
+            elif root in self.op_of:  # a gradient as it was fed
+                device = self.placement[self.op_of[root]]
+                base = self.feed(device, root)
+            else:  # made out of nothing, by whoever reads it
+                device, base = 0, self.fresh()
+                self.compute(device, self.creation(device, chain[-1].node), (), base)
+            made = self.follow(device, chain[:-1], base)
             self.emit(device, f"R[{k}] = give({device}, {made})", [made])
 
     def finish(self, graphs: bool, compiles: bool) -> Program:

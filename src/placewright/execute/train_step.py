@@ -17,6 +17,7 @@ from torch import Tensor
 
 from placewright.errors import InputError
 from placewright.execute.call_effects import (
+    check_offsets,
     check_overlaps,
     set_attributes,
     without_values,
@@ -29,7 +30,7 @@ from placewright.execute.program import Parts
 from placewright.execute.residents import Residents
 from placewright.frontends._modules import named_tensors
 from placewright.frontends._optimizers import STATE_KEYS, Updater, make_optimizer, read_optimizer
-from placewright.frontends._structures import Real, made_in, swap_leaves
+from placewright.frontends._structures import Real, Scan, made_in, swap_leaves
 from placewright.frontends.torch import Capture, Loss, as_tuple, capture, capture_to_run
 from placewright.plan import Plan
 
@@ -86,7 +87,7 @@ class TrainStep:
             make_optimizer(optimizer, module) if isinstance(optimizer, str) else optimizer
         )
         self._settings = None if self.optimizer is None else _Settings(self.optimizer, module)
-        self._captured = {"loss": loss, "sums_at_end": sums_at_end}
+        self._captured: dict[str, Any] = {"loss": loss, "sums_at_end": sums_at_end}
         self._options = {"graphs": graphs, "compiles": compiles}
         self._signature = Signature(module.forward)
         self._lanes, self._residents = Lanes(), Residents(module)
@@ -94,14 +95,14 @@ class TrainStep:
         made = self._capture(given)
         if made.graph.fingerprint != plan.graph.fingerprint:  # named arguments in another order
             check = {"kwargs": kwargs, "targets": targets, "optimizer": self.optimizer}
-            step = capture(module, inputs, train=True, **check, **self._captured)
-            self._placing = placing_of(plan, step)
+            raw = capture(module, inputs, train=True, **check, **self._captured)
+            self._placing = placing_of(plan, raw)
         else:
             self._placing = placing_of(plan, made)
         kinds = {device.kind for device in find_devices(self._placing.device_names)}
         self._programs: Programs[_Step] = Programs(module, kinds)
-        step, key = self._place(made), self._key(read_arguments(given))
-        self._programs.get(key, [], lambda: step)
+        first = self._place(made)
+        self._programs.get(self._key(read_arguments(given)), [], lambda: first)
 
     def __call__(
         self, inputs: Any, targets: Any = (), kwargs: Mapping[str, Any] | None = None
@@ -142,7 +143,7 @@ class TrainStep:
             args = as_tuple(inputs)
         return self._signature.bind(args, named), as_tuple(targets)
 
-    def _key(self, found: Any) -> Any:
+    def _key(self, found: Scan) -> Any:
         shape = None if self._settings is None else self._settings.shape()
         return self._programs.key_of(found, True), shape
 
@@ -158,21 +159,25 @@ class TrainStep:
             **self._captured,
         )
 
+    def _make(self, given: Any) -> _Step:
+        return self._place(self._capture(swap_leaves(given, without_values)))
+
     def _place(self, made: Capture) -> _Step:
         placing = self._placing.carry_over(made.graph)
         returned = made.returned
         needed = {number for effect in returned.effects for number in made_in(effect.template)}
-        needed |= {number for _, number in returned.written}
+        needed |= {each.made for each in returned.written}
         numbers = tuple(sorted(needed))
         whole = whole_step(made)
-        wanted = (whole.wanted[0][0], *(returned.nodes[number] for number in numbers))
+        wanted = [whole.wanted[0][0], *(returned.nodes[number] for number in numbers)]
+        wanted += [node for _, node in made.input_gradients]
         placed = PlacedStep(
             made,
             self.module,
             placing.placement,
             placing.sequence,
             placing.device_names,
-            Parts(whole.ops, whole.fed, (wanted,)),
+            Parts(whole.ops, whole.fed, (tuple(wanted),)),
             lanes=self._lanes,
             shared=self._residents,
             **self._options,
@@ -195,20 +200,31 @@ class TrainStep:
             self._programs.forget()
         self._programs.leave()
 
-    def _run(self, step: _Step, found: Any) -> Tensor:
-        returned = step.placed.capture.returned
-        written = dict(returned.written)
+    def _run(self, step: _Step, found: Scan) -> Tensor:
+        made = step.placed.capture
+        returned = made.returned
         leaves = [leaf.resolve_conj().resolve_neg() for leaf in found.leaves]
+        check_offsets(leaves, returned.absolute)
+        written = [each.number for each in returned.written]
         check_overlaps(leaves, written, step.placed.residents, step.overwritten)
+        wanting = [leaves[number] for number, _ in made.input_gradients]
+        if not all(leaf.is_leaf for leaf in wanting):
+            raise InputError(
+                "An input has a gradient that goes on to what it was computed from, and a whole"
+                " step ends at its inputs. Pass it detached, or use `placewright.apply`."
+            )
         with torch.no_grad():
             loss, *values = step.placed.run(leaves)
-            made = dict(zip(step.numbers, values, strict=True))
-            for number, k in written.items():
-                write_back(leaves[number], made[k])
-        real = Real(leaves, found.objects, made, self._own)
+            begin = len(step.numbers)
+            numbered = dict(zip(step.numbers, values[:begin], strict=True))
+            for each in returned.written:
+                write_back(leaves[each.number], numbered[each.made])
+            for leaf, gradient in zip(wanting, values[begin:], strict=True):
+                leaf.grad = gradient if leaf.grad is None else leaf.grad + gradient
+        real = Real(leaves, found.objects, numbered, self._own)
         set_attributes(returned.effects, real, self.module.get_submodule)
         if self._settings is not None:
-            self._settings.note(step.placed.capture.parameters, self._residents.states)
+            self._settings.note(made.parameters, self._residents.states)
         return loss
 
     def _own(self, name: str) -> Tensor:

@@ -33,6 +33,7 @@ from placewright.frontends._work import count_flops
 _DETACH = torch.ops.aten.detach.default
 _LIFT_FRESH = torch.ops.aten.lift_fresh.default
 _LIFT_COPY = torch.ops.aten.lift_fresh_copy.default
+_RECURRENT = torch.ops.aten.mkldnn_rnn_layer.default
 _MARK = "_placewright_value"
 
 # These overwrite running statistics although their schemas do not say so.
@@ -239,13 +240,17 @@ class Recorder(TorchDispatchMode):
     def _view_in_place(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Record a call that changes how a tensor looks at its memory as the view that it makes."""
         tensor, before = args[0], self.value_of(args[0])
-        result = func(*args, **kwargs)
         name = func._schema.name.partition("::")[2]
+        if before.node.op == "get_attr":
+            raise InputError(
+                f"`forward` calls `{name}` on a tensor that the module has, which would change its"
+                f" shape for good. Use `{name.removesuffix('_')}`, which makes a new tensor."
+            )
+        result = func(*args, **kwargs)
         if name == "detach_":
             return result
-        packet = getattr(torch.ops.aten, name.removesuffix("_"), None)
-        view = getattr(packet, func._overloadname, None)
-        if view is None or view._schema.returns[0].alias_info is None:
+        view = _view_of(func)
+        if view is None:
             raise InputError(
                 f"`forward` calls `{name}`, which changes the memory of a tensor in place and"
                 " cannot be captured. Make a new tensor instead."
@@ -274,6 +279,8 @@ class Recorder(TorchDispatchMode):
                 return known.node
             return value
 
+        if func is _RECURRENT:  # which looks at the mode that the calling thread is in
+            args = (*args[:-1], torch.is_grad_enabled())
         node_args = fx.node.map_aggregate(args, as_node)
         node_kwargs = fx.node.map_aggregate(kwargs, as_node) if kwargs else kwargs
         node = tape.graph.create_node("call_function", func, node_args, node_kwargs)
@@ -372,6 +379,19 @@ class Recorder(TorchDispatchMode):
             given = args[k] if k < len(args) else kwargs.get(name)
             found += [self.value_of(tensor) for tensor in _tensors(given)]
         return tuple(found)
+
+
+def _view_of(func: Any) -> Any:
+    """Find the op that makes the view which an op like ``transpose_`` changes a tensor to."""
+    packet = getattr(torch.ops.aten, func._schema.name.partition("::")[2].removesuffix("_"), None)
+    wanted = [(a.name, str(a.type)) for a in func._schema.arguments]
+    for overload in () if packet is None else packet.overloads():
+        view = getattr(packet, overload)
+        given = [(a.name, str(a.type)) for a in view._schema.arguments]
+        returns = view._schema.returns
+        if given == wanted and len(returns) == 1 and returns[0].alias_info is not None:
+            return view
+    return None
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:

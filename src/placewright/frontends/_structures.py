@@ -9,10 +9,12 @@ dataclasses, and objects with attributes, such as a cache of keys and values. It
 
 from __future__ import annotations
 
+import copy
 import enum
 import types
+import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -128,6 +130,9 @@ def open_up(value: Any) -> tuple[Sequence[Any], Any, bool] | None:
         return *node.flatten_fn(value), False
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return value, None, False
+    if kind is weakref.ReferenceType:
+        held = value()
+        return None if held is None else ([held], None, False)
     if isinstance(value, _OPAQUE) or not hasattr(value, "__dict__"):
         return None
     held = vars(value)
@@ -145,6 +150,8 @@ def assemble(kind: type, context: Any, parts: Sequence[Any]) -> Any:
         return node.unflatten_fn([*parts], context)
     if issubclass(kind, tuple):
         return kind(*parts)
+    if kind is weakref.ReferenceType:
+        return weakref.ref(parts[0])
     made = object.__new__(kind)
     made.__dict__.update(zip(context, parts, strict=True))
     return made
@@ -228,6 +235,27 @@ class Made:
 
 
 @dataclass(frozen=True, slots=True)
+class Step:
+    """A call that makes one view, or several of which one is taken, of its first argument."""
+
+    target: Callable[..., Any]
+    args: tuple[Any, ...]  # the others
+    kwargs: tuple[tuple[str, Any], ...]
+    item: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A look at the memory of a tensor that was passed, or is the module's own."""
+
+    of: Leaf | Own
+    steps: tuple[Step, ...]  # from that tensor on
+    has_graph: bool  # its gradients go on to that tensor
+    is_detached: bool  # it wants none
+    number: int  # of the tensor that it is in the capture, which may stand in several places
+
+
+@dataclass(frozen=True, slots=True)
 class Passed:
     """An object that the caller passed, by number."""
 
@@ -286,7 +314,7 @@ class Seen:
     number: int
 
 
-Template = Leaf | Own | Made | Passed | Fixed | Container | Seen
+Template = Leaf | Own | Made | View | Passed | Fixed | Container | Seen
 
 
 def made_in(template: Template) -> set[int]:
@@ -303,8 +331,9 @@ class Describer:
     """
     Describes structures of a captured step.
 
-    `known` says what tensors and objects of the capture stand for, by identity; every other tensor
-    is `made`, each once. Without `opens_objects`, objects with attributes stand for themselves.
+    `known` says what tensors and objects of the capture stand for, by identity, and `find_view`
+    which of the others are views of such; all others are `made`, each once. Without
+    `opens_objects`, objects with attributes stand for themselves.
     """
 
     def __init__(
@@ -312,12 +341,14 @@ class Describer:
         known: Mapping[int, Template],
         is_made: Callable[[torch.Tensor], bool],
         *,
+        find_view: Callable[[torch.Tensor], View | None] = lambda _: None,
         opens_objects: bool = True,
-        made: list[torch.Tensor] | None = None,
     ) -> None:
-        self.made: list[torch.Tensor] = [] if made is None else made
-        self._known = dict(known) | {id(t): Made(k) for k, t in enumerate(self.made)}
+        self.made: list[torch.Tensor] = []
+        self._known = dict(known)
         self._is_made = is_made
+        self._find_view = find_view
+        self._kept: list[Any] = []  # so that identities stay theirs
         self._opens_objects = opens_objects
         self._open: dict[int, Seen] = {}
 
@@ -329,8 +360,8 @@ class Describer:
         if isinstance(value, torch.Tensor):
             if not self._is_made(value):
                 return Fixed(value)
-            self.made.append(value)
-            self._known[id(value)] = Made(len(self.made) - 1)
+            self._kept.append(value)
+            self._known[id(value)] = self._describe_tensor(value)
             return self._known[id(value)]
         opened = open_up(value)
         if opened is None or (opened[2] and not self._opens_objects):
@@ -343,6 +374,19 @@ class Describer:
         described = tuple(self.describe(part) for part in parts)
         return Container(type(value), context, described)
 
+    def _describe_tensor(self, value: torch.Tensor) -> Template:
+        found = self._find_view(value)
+        if found is None:
+            self.made.append(value)
+            return Made(len(self.made) - 1)
+        return found
+
+    def closed(self) -> Describer:
+        """Make one that goes on with this one's tensors, but does not open objects."""
+        made = copy.copy(self)
+        made._opens_objects = False
+        return made
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Real:
@@ -350,8 +394,9 @@ class Real:
 
     leaves: Sequence[torch.Tensor]
     objects: Sequence[Any]
-    made: Sequence[torch.Tensor]
+    made: Sequence[torch.Tensor] | Mapping[int, torch.Tensor]  # by number
     own: Callable[[str], torch.Tensor]
+    views: dict[int, torch.Tensor] = field(default_factory=dict)  # those built so far
 
 
 def build(template: Template, real: Real) -> Any:
@@ -374,6 +419,10 @@ def build(template: Template, real: Real) -> Any:
             return real.objects[number]
         case Own(name):
             return real.own(name)
+        case View():
+            if template.number not in real.views:
+                real.views[template.number] = _look(template, build(template.of, real))
+            return real.views[template.number]
         case Container(kind, context, parts):
             return assemble(kind, context, [build(part, real) for part in parts])
         case Seen():
@@ -381,3 +430,12 @@ def build(template: Template, real: Real) -> Any:
                 "What the module returns holds an object that holds itself. Return tensors, or"
                 " containers of them."
             )
+
+
+def _look(view: View, base: torch.Tensor) -> torch.Tensor:
+    base = base.detach() if view.is_detached else base
+    with torch.set_grad_enabled(view.has_graph and torch.is_grad_enabled()):
+        for step in view.steps:
+            made = step.target(base, *step.args, **dict(step.kwargs))
+            base = made if step.item is None else made[step.item]
+        return base

@@ -7,6 +7,7 @@ module computes and what the loss and the optimiser do with it.
 
 from __future__ import annotations
 
+import operator
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -39,7 +40,9 @@ from placewright.frontends._optimizers import Updater, read_optimizer
 from placewright.frontends._recorder import (
     Recorder,
     StaleTensorError,
+    Storage,
     Tape,
+    Value,
     is_fake,
     watch_modules,
 )
@@ -49,12 +52,15 @@ from placewright.frontends._structures import (
     Leaf,
     Own,
     Passed,
+    Step,
     Template,
+    View,
     leaves_of,
     swap_leaves,
 )
 
 Loss = Callable[..., torch.Tensor]
+_AS_STRIDED = torch.ops.aten.as_strided.default
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -70,7 +76,6 @@ class Cut:
     gradients: tuple[str, ...]  # of the loss by the first of them
     loss: str | None  # the loss itself
     parameter_gradients: tuple[str, ...]  # of the loss by `Capture.parameters`
-    loss_reads: tuple[str, ...]  # parameters that the loss reads itself, such as a penalty on them
 
 
 @dataclass(frozen=True)
@@ -82,6 +87,23 @@ class Effect:
     template: Template
 
 
+@dataclass(frozen=True, slots=True)
+class Written:
+    """An input that `forward` overwrites."""
+
+    number: int
+    made: int  # the tensor that it becomes, by number
+    is_dirty: bool  # it gets a gradient from what was written; otherwise autograd sees nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """A tensor whose gradient the backward pass is given."""
+
+    number: int  # of the tensor among those that the step makes
+    stride: tuple[int, ...]  # of the gradient
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Returned:
     """What a call of the module leaves behind: its result, and what it has set or overwritten."""
@@ -90,10 +112,9 @@ class Returned:
     effects: tuple[Effect, ...]
     nodes: tuple[str, ...]  # [M] of the tensors that the step makes
     differentiable: tuple[int, ...]  # those with a gradient, by number
-    trained: tuple[int, ...]  # those whose gradients the backward pass is given
-    written: tuple[
-        tuple[int, int], ...
-    ]  # inputs that `forward` overwrites: the tensors they become
+    trained: tuple[Trained, ...]
+    absolute: tuple[int, ...]  # inputs that `forward` looks at from where their memory begins
+    written: tuple[Written, ...]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -265,14 +286,14 @@ def capture_call(
     kwargs: Mapping[str, Any],
     *,
     train: bool,
-    trained: Iterable[int] | None = None,
+    trained: Iterable[Trained] | None = None,
     sums_at_end: bool = False,
 ) -> Capture:
     """
     Capture a call of a module as `placewright.apply` runs it: forward, and backward from gradients.
 
     With `train`, the backward pass begins at gradients of the tensors that the call makes: those
-    whose numbers are `trained`, or all that have one. It ends at parameters, and at inputs that
+    that are `trained`, or all that have one. It ends at parameters, and at inputs that
     want a gradient.
 
     Raises
@@ -283,7 +304,7 @@ def capture_call(
     check_module(module, train=train)
 
     def trace(step: _Step) -> None:
-        step.forward(inputs, dict(kwargs), wants_gradients=train)
+        step.forward(inputs, dict(kwargs))
         if train:
             step.differentiate_outputs(trained)
 
@@ -351,6 +372,13 @@ def _without_autocast_cache() -> Iterator[None]:
         yield
     finally:
         torch.set_autocast_cache_enabled(before)
+
+
+@contextmanager
+def _without_autocast() -> Iterator[None]:
+    """Compute gradients in the types of what they are gradients of, whatever autocast is on."""
+    with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+        yield
 
 
 @contextmanager
@@ -429,10 +457,10 @@ class _Step:
         self.module = module
         self.recorder = recorder
         self.entries: list[Entry] = []
+        self.fakes = fakes  # of parameters and buffers, by the identity of the real ones
         self.parameters: dict[str, torch.Tensor] = {}  # fake, by name
         self.gradients: dict[str, torch.Tensor] = {}
         self.input_gradients: dict[int, torch.Tensor] = {}
-        self.loss_reads: list[str] = []
         self.loss: torch.Tensor | None = None
         self.outputs: list[torch.Tensor] = []
         self.output_gradients: list[torch.Tensor] = []
@@ -440,10 +468,13 @@ class _Step:
         self.buffers: dict[str, torch.Tensor] = {}
         self.inputs: list[torch.Tensor] = []  # fake
         self.wanting: list[int] = []  # inputs that want a gradient
-        self.written: list[tuple[int, int]] = []  # inputs: what they become, by number
+        self.written: list[Written] = []
         self.attributes: dict[tuple[str, str], Any] = {}  # that `forward` has set
         self.updater: Updater | None = None
         self._labels: set[str] = set()
+        self._num_views = 0
+        self._replaced: dict[Any, str] = {}  # buffers, by the memory that they had
+        self._assigned: dict[Any, tuple[str, torch.Tensor]] = {}  # and by what they were assigned
         for kind, known in (("param", self.parameters), ("buffer", self.buffers)):
             for name, tensor in named_tensors(module, kind):
                 known[name] = tensor
@@ -461,7 +492,7 @@ class _Step:
         owner = name.rpartition(".")[0] if kind in ("param", "buffer", "state") else ""
         self.entries.append(Entry(name, kind, value, owner, state))
 
-    def _copier(self, prefix: str, wants_gradients: bool = False) -> Copier:
+    def _copier(self, prefix: str) -> Copier:
         """Make what replaces every tensor of a structure by a fake one, an input of the graph."""
         count = 0
 
@@ -475,37 +506,32 @@ class _Step:
             count += 1
             twin = self.recorder.twin(leaf)
             self._enter(f"{prefix}.{count - 1}", "input", twin, f"{prefix}_{count - 1}")
-            if wants_gradients and leaf.requires_grad:
-                twin.requires_grad_()
             if prefix == "input":
+                twin.requires_grad_(leaf.requires_grad)
                 self.inputs.append(twin)
             return twin
 
         return Copier(swap)
 
-    def forward(self, inputs: Any, kwargs: dict[str, Any], wants_gradients: bool = False) -> None:
+    def forward(self, inputs: Any, kwargs: dict[str, Any]) -> None:
         """Trace the module's forward pass."""
         if isinstance(inputs, Mapping):
             inputs, kwargs = (), {**inputs, **kwargs}
-        copier = self._copier("input", wants_gradients)
+        copier = self._copier("input")
         args, kwargs = copier.copy((as_tuple(inputs), kwargs))
-        shapes = [(twin.shape, twin.stride()) for twin in self.inputs]
-        self.wanting = [k for k, twin in enumerate(self.inputs) if twin.requires_grad]
+        if torch.is_grad_enabled():
+            self.wanting = [k for k, twin in enumerate(self.inputs) if twin.requires_grad]
         known = self._known(copier.objects)
         objects = [_described(Describer(known, is_fake), held) for held in copier.objects]
         plain = Describer(known, is_fake, opens_objects=False)
         before = {key: plain.describe(v) for key, v in attributes_of(self.module).items()}
+        shapes = self._shapes()
         with watch_modules(self.recorder, self.module):
             self.result = self.module(*args, **kwargs)
         self.recorder.modules[:] = ["loss"]
-        self._keep_assigned_buffers()
-        for number, (twin, shape) in enumerate(zip(self.inputs, shapes, strict=True)):
-            if (twin.shape, twin.stride()) != shape:
-                raise InputError(
-                    f"`forward` changes the shape of input {number} in place. Use the form that"
-                    " makes a new tensor (`unsqueeze`, `transpose`), or clone the input."
-                )
-        describer = Describer(known, is_fake)
+        self._check_shapes(shapes)
+        known |= self._keep_assigned_buffers()
+        describer = Describer(known, is_fake, find_view=self._find_view)
         self.template = describer.describe(self.result)
         self.effects = [
             Effect(Passed(k), name, template)
@@ -513,36 +539,134 @@ class _Step:
             for name, template in _described(describer, held).items()
             if old.get(name) != template
         ]
-        plain = Describer(known, is_fake, opens_objects=False, made=describer.made)
+        plain = describer.closed()
         for key, value in attributes_of(self.module).items():
             template = plain.describe(value)
             if before.get(key) != template:
                 self.attributes[key] = value
                 self.effects.append(Effect(*key, template))
         self.made = describer.made
-        self.outputs = list(self.made)
-        written = {v.storage for call in self.recorder.tape.calls for v in call.writes}
-        for number, twin in enumerate(self.inputs):
-            if self.recorder.value_of(twin).storage in written:
-                self.written.append((number, len(self.made)))
-                self.made.append(twin)
-        if not leaves_of(self.result) and not self.made:
+        returned = leaves_of(self.result)
+        ids = {id(tensor) for tensor in self.made}
+        self.outputs = [*self.made]
+        self.outputs += [t for t in returned if id(t) not in ids and is_fake(t) and t.requires_grad]
+        self._note_written()
+        if not returned and not self.made:
             raise InputError(
                 f"The module returned no tensor but a {type(self.result).__name__}. Let `forward`"
                 " return a tensor, or a tuple, list, dict or dataclass of tensors."
             )
 
+    def _shapes(self) -> list[tuple[Any, ...]]:
+        """List the shapes of what is there before the step, and which parameters are trained."""
+        held = [*self.inputs, *self.buffers.values()]
+        found: list[tuple[Any, ...]] = [(twin.shape, twin.stride()) for twin in held]
+        own = self.parameters.values()
+        return found + [(twin.shape, twin.stride(), twin.requires_grad) for twin in own]
+
+    def _check_shapes(self, before: list[tuple[Any, ...]]) -> None:
+        names = [f"input {k}" for k in range(len(self.inputs))]
+        names += [f"`{name}`" for name in (*self.buffers, *self.parameters)]
+        for name, now, old in zip(names, self._shapes(), before, strict=True):
+            if now != old:
+                raise InputError(
+                    f"`forward` changes the shape of {name} in place, or detaches it. Use the form"
+                    " that makes a new tensor (`unsqueeze`, `detach`), or clone it first."
+                )
+
+    def _note_written(self) -> None:
+        """Note which inputs were overwritten, and whether buffers were left with gradients."""
+        written = {v.storage for call in self.recorder.tape.calls for v in call.writes}
+        for number, twin in enumerate(self.inputs):
+            if self.recorder.value_of(twin).storage in written:
+                is_dirty = twin.requires_grad and not twin.is_leaf
+                self.written.append(Written(number, len(self.made), is_dirty))
+                self.made.append(twin if is_dirty else twin.detach())
+        for name, buffer in self.buffers.items():
+            if buffer.grad_fn is not None:
+                raise InputError(
+                    f"`forward` leaves a gradient in buffer `{name}`, for which the next step"
+                    " would go back through this one. Write into it under `torch.no_grad()`, or"
+                    " what is detached."
+                )
+
+    def _find_view(self, tensor: torch.Tensor) -> View | None:
+        """Find the input, parameter or buffer at whose memory a tensor looks, and how."""
+        value = self.recorder.value_of(tensor)
+        if value.storage in self._replaced:
+            raise InputError(
+                f"`forward` returns what buffer `{self._replaced[value.storage]}` was before it"
+                " assigns something else to it. Return a copy (`.clone()`)."
+            )
+        if value.storage in self._assigned:
+            name, new = self._assigned[value.storage]
+            of, base = Own(name), new
+            steps = self._steps(value, self.recorder.value_of(new))
+            if steps is None or tensor.requires_grad:
+                raise InputError(
+                    f"`forward` returns what it also assigns to buffer `{name}`. Assign a copy"
+                    " (`.detach().clone()`)."
+                )
+        elif value.storage in self._roots:
+            of, base = self._roots[value.storage]
+            steps = self._steps(value, self.recorder.value_of(base))
+            assert steps is not None
+        else:
+            return None
+        self._num_views += 1
+        return View(
+            of=of,
+            steps=steps,
+            has_graph=_leads_to(tensor.grad_fn, base),
+            is_detached=not tensor.requires_grad,
+            number=self._num_views,
+        )
+
+    def _steps(self, value: Value, base: Value) -> tuple[Step, ...] | None:
+        """List the calls by which a view is made of what it is a view of; None if it is not."""
+        found: list[Step] = []
+        writing = {v.node for call in self.recorder.tape.calls if call.writes for v in call.makes}
+        while value is not base:
+            node, item = value.node, None
+            if value.parent is None:
+                return None
+            value = value.parent
+            if node in writing:
+                continue  # it gives back what it has overwritten
+            if node.target is operator.getitem:
+                node, item = node.args  # type: ignore[assignment]
+            given = tuple(pair for pair in node.kwargs.items())
+            found.append(Step(node.target, *_frozen((node.args[1:], given)), item))
+        return tuple(reversed(found))
+
+    @cached_property
+    def _roots(self) -> dict[Storage, tuple[Leaf | Own, torch.Tensor]]:
+        """List whole tensors that are there before the step, by their memory."""
+        value_of = self.recorder.value_of
+        found: dict[Storage, tuple[Leaf | Own, torch.Tensor]] = {
+            value_of(twin).storage: (Leaf(k), twin) for k, twin in enumerate(self.inputs)
+        }
+        own = self.parameters | self.buffers
+        return found | {value_of(twin).storage: (Own(n), twin) for n, twin in own.items()}
+
     def _known(self, objects: Iterable[Any]) -> dict[int, Template]:
         """Tell by identity what fake tensors and copied objects stand for."""
         found: dict[int, Template] = {id(held): Passed(k) for k, held in enumerate(objects)}
         found |= {id(twin): Leaf(k) for k, twin in enumerate(self.inputs)}
-        return found | {
-            id(twin): Own(name) for name, twin in (self.parameters | self.buffers).items()
-        }
+        for name, twin in (self.parameters | self.buffers).items():
+            found[id(twin)] = Own(name)
+        for real, twin in self.fakes.items():
+            found[real] = found[id(twin)]
+        return found
 
-    def _keep_assigned_buffers(self) -> None:
-        """Write what the module assigned to a buffer (``self.total = ...``) into the buffer."""
+    def _keep_assigned_buffers(self) -> dict[int, Template]:
+        """
+        Write what the module assigned to a buffer (``self.total = ...``) into the buffer.
+
+        Tell by identity which of the tensors that were assigned are buffers now.
+        """
         now = dict(named_tensors(self.module, "buffer"))
+        assigned: dict[int, Template] = {}
         for name, old in self.buffers.items():
             new = now.get(name)
             if new is None or new is old:
@@ -552,8 +676,34 @@ class _Step:
                     f"`forward` assigns {_tell(new)} to buffer `{name}`, which is {_tell(old)}."
                     " A buffer of a plan keeps its shape and type."
                 )
+            if overlaps_itself(old):
+                raise InputError(
+                    f"`forward` assigns to buffer `{name}`, several of whose elements are in one"
+                    " place in memory (`expand`). Make it `.contiguous()`."
+                )
+            storage = self.recorder.value_of(new).storage
+            if storage in self._roots or storage in self._assigned:
+                raise InputError(
+                    f"`forward` assigns to buffer `{name}` what is also an input, a parameter or"
+                    " another buffer, or looks at one. Assign a copy (`.clone()`)."
+                )
+            if new.requires_grad:
+                raise InputError(
+                    f"`forward` assigns a tensor with a gradient to buffer `{name}`, for which the"
+                    " next step would go back through this one. Assign it detached."
+                )
+            if not is_laid_out_alike(new, old):
+                raise InputError(
+                    f"`forward` assigns to buffer `{name}` what has other strides"
+                    f" ({[*new.stride()]}) than the buffer ({[*old.stride()]}), which would keep"
+                    " its own. Assign `.contiguous()`, and make the buffer so."
+                )
+            self._replaced[self.recorder.value_of(old).storage] = name
+            self._assigned[storage] = name, new
+            assigned[id(new)] = Own(name)
             with torch.no_grad():
                 old.copy_(new)
+        return assigned
 
     def differentiate(self, loss: Loss | None, targets: Any) -> None:
         """Trace the loss and the backward pass, cut in two where the module ends."""
@@ -581,13 +731,14 @@ class _Step:
                 f"The loss has shape {list(self.loss.shape)}; expected one number. Reduce it with"
                 " `.mean()` or `.sum()`."
             )
-        recorder = self.recorder
-        recorder.phase = "backward"
-        names = [name for name, tensor in self.parameters.items() if tensor.requires_grad]
-        sources = [self.parameters[name] for name in names]
+        if not self.loss.requires_grad:
+            raise InputError("The loss does not depend on what the module returns.")
+        self.recorder.phase = "backward"
+        names, sources = self._sources()
         # A loss may also read parameters itself: a penalty on weights.
         wanted = [*leaves.values(), *(sources if loss is not None else ())]
-        found = torch.autograd.grad(self.loss, wanted, allow_unused=True)
+        with _without_autocast():
+            found = torch.autograd.grad(self.loss, wanted, allow_unused=True)
         differentiable = [tensor for tensor in self.outputs if id(tensor) in leaves]
         used = [
             (tensor, gradient)
@@ -596,47 +747,61 @@ class _Step:
         ]
         if not used:
             raise InputError("The loss does not depend on what the module returns.")
+        ends = {id(source) for source in sources}
+        used = [(t, gradient) for t, gradient in used if t.grad_fn is not None or id(t) in ends]
         self.trained = [tensor for tensor, _ in used]
         self.output_gradients = [gradient for _, gradient in used]
-        gradients = torch.autograd.grad(
-            self.trained, sources, self.output_gradients, allow_unused=True
-        )
+        gradients = self._go_back(sources) if used else (None,) * len(sources)
         direct = found[len(leaves) :] or (None,) * len(names)
         for name, gradient, more in zip(names, gradients, direct, strict=True):
-            self.loss_reads += [name] if more is not None else []
             parts = [part for part in (gradient, more) if part is not None]
             if parts:
-                self.gradients[name] = parts[0] if len(parts) == 1 else parts[0] + parts[1]
+                self._keep(name, parts[0] if len(parts) == 1 else parts[0] + parts[1])
         ended = {id(tensor) for tensor in self.trained}
         self.outputs.sort(key=lambda tensor: id(tensor) not in ended)
 
-    def differentiate_outputs(self, trained: Iterable[int] | None) -> None:
+    def differentiate_outputs(self, trained: Iterable[Trained] | None) -> None:
         """Trace the backward pass from gradients of what the call makes."""
-        can = [k for k, tensor in enumerate(self.made) if tensor.requires_grad]
-        chosen = can if trained is None else [k for k in trained if k in can]
-        self.trained = [self.made[k] for k in chosen]
+        can = {k for k, tensor in enumerate(self.made) if tensor.grad_fn is not None}
+        if trained is None:
+            every = (Trained(k, torch.empty_like(self.made[k]).stride()) for k in sorted(can))
+        else:
+            every = (each for each in trained if each.number in can)
         self.recorder.phase = "backward"
-        for number, tensor in enumerate(self.trained):
-            twin = self.recorder.twin(tensor.detach())
+        for number, each in enumerate([*every]):
+            tensor = self.made[each.number]
+            self.trained.append(tensor)
+            given = torch.empty_strided(
+                tensor.shape, each.stride, dtype=tensor.dtype, device="meta"
+            )
+            twin = self.recorder.twin(given)
             self._enter(f"gradient.{number}", "gradient", twin, f"gradient_{number}")
             self.output_gradients.append(twin)
-        if not self.trained:
-            return
-        names = [name for name, tensor in self.parameters.items() if tensor.requires_grad]
-        sources = [self.parameters[name] for name in names]
-        sources += [self.inputs[k] for k in self.wanting]
-        with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
-            found = torch.autograd.grad(
+        if self.trained:
+            names, sources = self._sources()
+            for name, gradient in zip(names, self._go_back(sources), strict=True):
+                if gradient is not None:
+                    self._keep(name, gradient)
+
+    def _sources(self) -> tuple[list[str | int], list[torch.Tensor]]:
+        """List what gets a gradient: parameters by name, and inputs by number."""
+        found: dict[str | int, torch.Tensor] = {
+            name: tensor for name, tensor in self.parameters.items() if tensor.requires_grad
+        }
+        found |= {number: self.inputs[number] for number in self.wanting}
+        return [*found], [*found.values()]
+
+    def _go_back(self, sources: list[torch.Tensor]) -> tuple[torch.Tensor | None, ...]:
+        with _without_autocast():
+            return torch.autograd.grad(
                 self.trained, sources, self.output_gradients, allow_unused=True
             )
-        pairs = zip([*names, *self.wanting], found, strict=True)
-        for source, gradient in pairs:
-            if gradient is None:
-                continue
-            if isinstance(source, str):
-                self.gradients[source] = gradient
-            else:
-                self.input_gradients[source] = gradient
+
+    def _keep(self, source: str | int, gradient: torch.Tensor) -> None:
+        if isinstance(source, str):
+            self.gradients[source] = gradient
+        else:
+            self.input_gradients[source] = gradient
 
     def update(self, updater: Updater) -> None:
         """Trace the optimiser's update of every parameter that has a gradient."""
@@ -685,7 +850,6 @@ class _Step:
                 gradients=tuple(recorder.value_of(g).node.name for g in self.output_gradients),
                 loss=ends[0].node.name if ends else None,
                 parameter_gradients=tuple(value.node.name for value in gradients),
-                loss_reads=tuple(self.loss_reads),
             ),
             op_nodes=folded.op_nodes,
             tensor_nodes=folded.tensor_nodes,
@@ -708,15 +872,71 @@ class _Step:
             template=self.template,
             effects=tuple(self.effects),
             nodes=tuple(recorder.value_of(tensor).node.name for tensor in self.made),
-            differentiable=tuple(k for k, t in enumerate(self.made) if t.requires_grad),
-            trained=tuple(ids[id(tensor)] for tensor in self.trained),
+            differentiable=tuple(k for k, t in enumerate(self.made) if t.grad_fn is not None),
+            trained=tuple(
+                Trained(ids[id(tensor)], tuple(gradient.stride()))
+                for tensor, gradient in zip(self.trained, self.output_gradients, strict=True)
+                if id(tensor) in ids
+            ),
+            absolute=self._find_absolute(),
             written=tuple(self.written),
         )
+
+    def _find_absolute(self) -> tuple[int, ...]:
+        """Find inputs that are looked at by an offset from where their memory begins."""
+        tape = self.recorder.tape
+        roots = {entry.value.storage: entry for entry in self.entries}
+        numbers = {self.recorder.value_of(twin).storage: k for k, twin in enumerate(self.inputs)}
+        own = dict(named_tensors(self.module, "param")) | dict(named_tensors(self.module, "buffer"))
+        own |= {name: tensor for name, (tensor, _) in tape.constants.items()}
+        found = set()
+        for call in tape.calls:
+            given = call.node.args
+            if call.target is not _AS_STRIDED or len(given) < 4 or given[3] is None:
+                continue
+            entry = roots.get(call.reads[0].storage)
+            if entry is not None and entry.name in own and own[entry.name].storage_offset():
+                raise InputError(
+                    f"`{entry.name}` begins inside of its memory, and `forward` calls `as_strided`"
+                    " on it with an offset from where that begins. Make it a copy (`.clone()`)."
+                )
+            if call.reads[0].storage in numbers:
+                found.add(numbers[call.reads[0].storage])
+        return tuple(sorted(found))
 
 
 def _described(describer: Describer, held: Any) -> dict[str, Template]:
     """Describe each attribute of an object."""
     return {name: describer.describe(value) for name, value in vars(held).items()}
+
+
+def _leads_to(node: Any, base: torch.Tensor) -> bool:
+    """Tell whether gradients of a view go to what it is a view of, and not to a view that ends."""
+    while node is not None and not hasattr(node, "variable") and len(node.next_functions) == 1:
+        node = node.next_functions[0][0]
+    return node is not None and getattr(node, "variable", base) is base
+
+
+def _frozen(value: Any) -> Any:
+    """Make tuples of lists, so that equal ones can be told."""
+    return tuple(map(_frozen, value)) if isinstance(value, (list, tuple)) else value
+
+
+def is_laid_out_alike(mine: torch.Tensor, other: torch.Tensor) -> bool:
+    """Tell whether two tensors of one shape have the same strides, where these mean something."""
+    strides = zip(mine.shape, mine.stride(), other.stride(), strict=True)
+    return all(size == 1 or ours == theirs for size, ours, theirs in strides)
+
+
+def overlaps_itself(tensor: torch.Tensor) -> bool:
+    """Tell whether several of a tensor's elements are, or may be, in one place in memory."""
+    pairs = zip(tensor.stride(), tensor.shape, strict=True)
+    span = 1
+    for stride, size in sorted(pair for pair in pairs if pair[1] > 1):
+        if stride < span:
+            return tensor.numel() > 0
+        span += (size - 1) * stride
+    return False
 
 
 def _tell(tensor: torch.Tensor) -> str:
