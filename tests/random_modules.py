@@ -86,12 +86,12 @@ class Tally:
 def main() -> None:
     """Run many cases, and print what was refused and what failed."""
     options = _read_options()
+    torch.set_num_threads(1)
     if options.case is not None:
         case = draw(options.case)
         print(case.describe(), "\n", check(case, options.ignored))
         return
     if options.worker:
-        torch.set_num_threads(1)
         _work(options)
         return
     tally, start = Tally(), time.perf_counter()
@@ -101,7 +101,6 @@ def main() -> None:
             each = 1e3 * (time.perf_counter() - start) / done
             print(f"{done} cases, {each:.0f} ms each: {_counts(tally.kinds)}", flush=True)
     _print_tables(tally, options.coverage)
-    torch.set_num_threads(1)
     _print_failures(tally, options)
 
 

@@ -30,6 +30,9 @@ SMALL_BYTES = 256 * 1024
 MOST_GAPS = 8
 """A tensor with more gaps than so many times itself is left to PyTorch."""
 
+LINE_BYTES = 64
+"""A line of a CPU's cache; memory that PyTorch allocates begins at a multiple of it."""
+
 KEPT_BYTES = 256 * 2**20
 """Pinned memory that a step may keep; small tensors have theirs in any case."""
 
@@ -147,15 +150,23 @@ def copy_over(made: Tensor, tensor: Tensor) -> Tensor:
     return made
 
 
-def blank(tensor: Tensor, **options: Any) -> Tensor:
+def blank(tensor: Tensor, device: torch.device | str = "cpu", **options: Any) -> Tensor:
     """
     Make room for a copy, with the same strides: some kernels round otherwise on other strides.
 
     So a copy of a slice takes as much memory as the rows that it is a part of, and one of a tensor
-    whose rows are all the same memory takes one row.
+    whose rows are all the same memory takes one row. From CPU to CPU it begins as far behind a
+    multiple of a cache line as the tensor does, since some kernels round by that, too.
     """
     rows = once(tensor)
-    made = torch.empty_strided(rows.size(), rows.stride(), dtype=tensor.dtype, **options)
+    is_on_cpu = tensor.is_cpu and torch.device(device).type == "cpu"
+    ahead = tensor.data_ptr() % LINE_BYTES // tensor.itemsize if is_on_cpu else 0
+    if ahead:
+        memory = torch.empty(ahead + span_of(rows), dtype=tensor.dtype, device=device, **options)
+        return memory.as_strided(tensor.size(), tensor.stride(), ahead)
+    made = torch.empty_strided(
+        rows.size(), rows.stride(), dtype=tensor.dtype, device=device, **options
+    )
     return made if rows is tensor else made.as_strided(tensor.size(), tensor.stride())
 
 

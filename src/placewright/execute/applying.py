@@ -260,6 +260,8 @@ class Calls:
         else:
             with torch.no_grad():
                 made = _write_back(call, leaves, call.step.run(leaves, 0, None, seed))
+        for number in returned.ends:
+            made[number].requires_grad_()
         return self._finish(call, found, made)
 
     def _find(

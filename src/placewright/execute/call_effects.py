@@ -14,6 +14,7 @@ from torch import Tensor
 
 from placewright.errors import InputError
 from placewright.execute._copies import once
+from placewright.frontends._recorder import empty_twin
 from placewright.frontends._structures import Passed, Real, build
 from placewright.frontends.torch import Effect, overlaps_itself
 
@@ -103,5 +104,4 @@ def set_attributes(
 
 def without_values(leaf: Tensor) -> Tensor:
     """Make what a program can be captured with in place of a tensor."""
-    made = torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device="meta")
-    return made.requires_grad_(leaf.requires_grad)
+    return empty_twin(leaf, "meta").requires_grad_(leaf.requires_grad)

@@ -30,6 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from placewright.errors import InputError
 from placewright.frontends._work import count_flops
 
+_AS_STRIDED = torch.ops.aten.as_strided.default
 _DETACH = torch.ops.aten.detach.default
 _LIFT_FRESH = torch.ops.aten.lift_fresh.default
 _LIFT_COPY = torch.ops.aten.lift_fresh_copy.default
@@ -157,9 +158,7 @@ class Recorder(TorchDispatchMode):
     def twin(self, tensor: torch.Tensor) -> torch.Tensor:
         """Make a fake tensor of the same shape on the CPU, wherever the real one is."""
         with _disable_current_modes(), self.fake:
-            return torch.empty_strided(
-                tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu"
-            )
+            return empty_twin(tensor, "cpu")
 
     def value_of(self, tensor: torch.Tensor) -> Value:
         """
@@ -241,7 +240,7 @@ class Recorder(TorchDispatchMode):
         """Record a call that changes how a tensor looks at its memory as the view that it makes."""
         tensor, before = args[0], self.value_of(args[0])
         name = func._schema.name.partition("::")[2]
-        if before.node.op == "get_attr":
+        if any(tensor is twin for twin in self._twins.values()):
             raise InputError(
                 f"`forward` calls `{name}` on a tensor that the module has, which would change its"
                 f" shape for good. Use `{name.removesuffix('_')}`, which makes a new tensor."
@@ -275,6 +274,8 @@ class Recorder(TorchDispatchMode):
         def as_node(value: Any) -> Any:
             if isinstance(value, torch.Tensor):
                 known = self.value_of(value)
+                if func is _AS_STRIDED:  # which looks beyond the tensor
+                    known = _root_of(known)
                 reads.append(known)
                 return known.node
             return value
@@ -284,6 +285,9 @@ class Recorder(TorchDispatchMode):
         node_args = fx.node.map_aggregate(args, as_node)
         node_kwargs = fx.node.map_aggregate(kwargs, as_node) if kwargs else kwargs
         node = tape.graph.create_node("call_function", func, node_args, node_kwargs)
+        if func is _AS_STRIDED and reads[0] is not self.value_of(args[0]):
+            node.args = (*node_args[:3], result.storage_offset())
+            node.kwargs = {}
         writes = self._written(func, args, kwargs)
         for value in writes:
             self._keep_constant(value)
@@ -294,6 +298,8 @@ class Recorder(TorchDispatchMode):
             if not isinstance(tensor, torch.Tensor):
                 continue
             source = sources.get(tensor.untyped_storage()._cdata)
+            if source is not None and func is _AS_STRIDED:
+                source = _root_of(source)
             if is_single:
                 place = node
             else:
@@ -379,6 +385,19 @@ class Recorder(TorchDispatchMode):
             given = args[k] if k < len(args) else kwargs.get(name)
             found += [self.value_of(tensor) for tensor in _tensors(given)]
         return tuple(found)
+
+
+def empty_twin(tensor: torch.Tensor, device: str) -> torch.Tensor:
+    """Make a tensor without values that is to autograd what another one is: a view, or whole."""
+    made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
+    return made.view_as(made) if tensor._is_view() else made
+
+
+def _root_of(value: Value) -> Value:
+    """Find the tensor whose memory a tensor looks at, as far as it is of the same type."""
+    while value.parent is not None and value.parent.dtype == value.dtype:
+        value = value.parent
+    return value
 
 
 def _view_of(func: Any) -> Any:

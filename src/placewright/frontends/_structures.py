@@ -76,7 +76,8 @@ class _Scanner:
             self._seen[id(value)] = len(self.leaves)
             self.leaves.append(value)
             if value.layout is torch.strided:
-                key.append((value.shape, value.stride(), value.dtype, value.requires_grad))
+                wants_gradient = value.requires_grad and (2 if value._is_view() else 1)
+                key.append((value.shape, value.stride(), value.dtype, wants_gradient))
         elif value is None or kind in _WORDS:
             key.append((kind, value))
         elif kind is float:

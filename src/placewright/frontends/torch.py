@@ -112,6 +112,7 @@ class Returned:
     effects: tuple[Effect, ...]
     nodes: tuple[str, ...]  # [M] of the tensors that the step makes
     differentiable: tuple[int, ...]  # those with a gradient, by number
+    ends: tuple[int, ...]  # those that want a gradient and pass none on: views without one
     trained: tuple[Trained, ...]
     absolute: tuple[int, ...]  # inputs that `forward` looks at from where their memory begins
     written: tuple[Written, ...]
@@ -613,11 +614,18 @@ class _Step:
             assert steps is not None
         else:
             return None
+        whole = base if base._base is None else base._base
+        if tensor.requires_grad and tensor._base is not whole:
+            what = "an input" if isinstance(of, Leaf) else f"`{of.name}`"
+            raise InputError(
+                f"`forward` returns the memory of {what} with a gradient of its own, as by an"
+                " in-place op on `.detach()` of it. Return a copy (`.clone()`)."
+            )
         self._num_views += 1
         return View(
             of=of,
             steps=steps,
-            has_graph=_leads_to(tensor.grad_fn, base),
+            has_graph=tensor.grad_fn is not None,
             is_detached=not tensor.requires_grad,
             number=self._num_views,
         )
@@ -873,6 +881,7 @@ class _Step:
             effects=tuple(self.effects),
             nodes=tuple(recorder.value_of(tensor).node.name for tensor in self.made),
             differentiable=tuple(k for k, t in enumerate(self.made) if t.grad_fn is not None),
+            ends=tuple(k for k, t in enumerate(self.made) if t.requires_grad and t.grad_fn is None),
             trained=tuple(
                 Trained(ids[id(tensor)], tuple(gradient.stride()))
                 for tensor, gradient in zip(self.trained, self.output_gradients, strict=True)
@@ -908,13 +917,6 @@ class _Step:
 def _described(describer: Describer, held: Any) -> dict[str, Template]:
     """Describe each attribute of an object."""
     return {name: describer.describe(value) for name, value in vars(held).items()}
-
-
-def _leads_to(node: Any, base: torch.Tensor) -> bool:
-    """Tell whether gradients of a view go to what it is a view of, and not to a view that ends."""
-    while node is not None and not hasattr(node, "variable") and len(node.next_functions) == 1:
-        node = node.next_functions[0][0]
-    return node is not None and getattr(node, "variable", base) is base
 
 
 def _frozen(value: Any) -> Any:
