@@ -33,6 +33,7 @@ from placewright.execute.placed import PlacedStep, placing_of
 from placewright.execute.program import Parts
 from placewright.execute.residents import Residents
 from placewright.frontends._structures import Real, Scan, build, swap_leaves
+from placewright.frontends._work import CREATORS, name_of
 from placewright.frontends.torch import (
     Capture,
     Loss,
@@ -144,7 +145,12 @@ def _make_call(key: Any, casts: dict[str, torch.dtype], example: Any, step: Plac
     calls = made.tape.calls
     values = {e.value.node.name: e.value for e in made.entries}
     values |= {value.node.name: value for call in calls for value in call.makes}
-    read = {value.storage for c in calls if c.phase == "backward" for value in c.reads}
+    read = {
+        value.storage
+        for call in calls
+        if call.phase == "backward" and name_of(call.target) not in CREATORS
+        for value in call.reads
+    }
     written = {value.storage for c in calls if c.phase == "forward" for value in c.writes}
     leaves = [e.value.storage for e in made.entries if e.kind == "input"]
     outputs = [values[name].storage for name in made.returned.nodes]
@@ -359,7 +365,8 @@ class Calls:
             for each, node in zip(call.trained, nodes, strict=True)
         ]
         found = call.step.run(fed, 1, kept, saved.seed)
-        names = [*made.parameters, *(number for number, _ in made.input_gradients)]
+        names: list[str | int] = [*made.parameters]
+        names += [number for number, _ in made.input_gradients]
         return dict(zip(names, found, strict=True))
 
     def _run_again(
@@ -578,17 +585,16 @@ def _make_placed(module: torch.nn.Module, calls: Calls) -> torch.nn.Module:
     """Make a module of the same class that shares everything with the given one but `forward`."""
     kind = type(module)
 
-    @torch._disable_dynamo
     def forward(_: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         return calls.run(args, kwargs)
 
     forward.__doc__ = kind.forward.__doc__
-    forward.__signature__ = inspect.signature(kind.forward)
+    forward.__signature__ = inspect.signature(kind.forward)  # type: ignore[attr-defined]
     words = {
         "__module__": kind.__module__,
         "__qualname__": kind.__qualname__,
         "_calls": calls,
-        "forward": forward,
+        "forward": torch._disable_dynamo(forward),  # type: ignore[attr-defined]
     }
     made: torch.nn.Module = object.__new__(type(kind.__name__, (PlacedModule, kind), words))
     made.__dict__.update({key: v for key, v in module.__dict__.items() if key != "forward"})

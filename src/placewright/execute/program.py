@@ -336,7 +336,7 @@ class _Compiler:
             words = [write(value) for value in node.args]
             words += [f"{k}={live.get(k) or write(value)}" for k, value in node.kwargs.items()]
             target = seeded(node.target)
-            chosen = target or node.target
+            chosen: Any = target or node.target
             if "lr" in live and self.devices[device].kind == "cuda":
                 chosen = chosen.overloadpacket.tensor_lr
             if target is not None:

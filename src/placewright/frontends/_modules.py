@@ -34,9 +34,9 @@ def swapped(module: torch.nn.Module, recorder: Recorder) -> Iterator[dict[int, t
     sets among them: nothing may keep fake tensors.
     """
     fakes: dict[int, torch.Tensor] = {}
-    saved = []
+    saved: list[Any] = []
     for part in module.modules():
-        own = (part._parameters, part._buffers)
+        own: tuple[dict[str, Any], ...] = (part._parameters, part._buffers)
         contents = [
             (held, held.copy())
             for key, held in part.__dict__.items()
@@ -45,7 +45,8 @@ def swapped(module: torch.nn.Module, recorder: Recorder) -> Iterator[dict[int, t
         saved.append((part, dict(part.__dict__), [dict(held) for held in own], contents))
     try:
         for part, _, _, _ in saved:
-            for held in (part._parameters, part._buffers):
+            both: tuple[dict[str, Any], ...] = (part._parameters, part._buffers)
+            for held in both:
                 for key, tensor in held.items():
                     if tensor is None:
                         continue
@@ -60,11 +61,12 @@ def swapped(module: torch.nn.Module, recorder: Recorder) -> Iterator[dict[int, t
         for part, attributes, tensors, contents in saved:
             part.__dict__.clear()
             part.__dict__.update(attributes)
-            for held, before in zip((part._parameters, part._buffers), tensors, strict=True):
+            both = (part._parameters, part._buffers)
+            for held, before in zip(both, tensors, strict=True):
                 held.clear()
                 held.update(before)
-            for holder, before in contents:
-                _restore(holder, before)
+            for holder, content in contents:
+                _restore(holder, content)
 
 
 _HOLDERS = (list, dict, set)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import gc
 import operator
 import weakref
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -160,6 +160,18 @@ class Recorder(TorchDispatchMode):
         with _disable_current_modes(), self.fake:
             return empty_twin(tensor, "cpu")
 
+    def blank(
+        self, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype
+    ) -> torch.Tensor:
+        """Make a fake tensor on the CPU."""
+        with _disable_current_modes(), self.fake:
+            return torch.empty_strided(shape, stride, dtype=dtype, device="cpu")
+
+    def stride_like(self, tensor: torch.Tensor) -> tuple[int, ...]:
+        """Find the strides that PyTorch gives to a new tensor like another one."""
+        with _disable_current_modes(), self.fake:
+            return torch.empty_like(tensor).stride()
+
     def value_of(self, tensor: torch.Tensor) -> Value:
         """
         Find what is known about a tensor that a call made or that was entered.
@@ -226,6 +238,7 @@ class Recorder(TorchDispatchMode):
         # What only overwrites has no shape to find out, and would be run for want of a fake form.
         result = func(*args, **kwargs) if func._schema.returns else None
         if func is _DETACH:
+            assert isinstance(result, torch.Tensor)
             setattr(result, _MARK, self.value_of(args[0]))
             self._marked.append(weakref.ref(result))
             self.tape.num_nodes += 1

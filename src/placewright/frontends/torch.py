@@ -267,8 +267,9 @@ def _read_step(
             f"`loss` is a {type(loss).__name__}; expected a function of the outputs and `targets`,"
             " such as `torch.nn.functional.mse_loss`."
         )
-    updater = optimizer if isinstance(optimizer, Updater) else None
-    if optimizer is not None and updater is None:
+    if optimizer is None or isinstance(optimizer, Updater):
+        updater = optimizer
+    else:
         updater = read_optimizer(optimizer, module)
 
     def trace(step: _Step) -> None:
@@ -392,9 +393,9 @@ def _without_python_randomness() -> Iterator[None]:
     InputError
         It does: what was drawn once would be drawn in every step.
     """
-    before = random.getstate(), np.random.get_state()[1:3]  # noqa: NPY002
+    before: Any = random.getstate(), np.random.get_state(legacy=False)["state"]  # noqa: NPY002
     yield
-    after = random.getstate(), np.random.get_state()[1:3]  # noqa: NPY002
+    after: Any = random.getstate(), np.random.get_state(legacy=False)["state"]  # noqa: NPY002
     if after[0] != before[0] or str(after[1]) != str(before[1]):
         raise InputError(
             "`forward` draws random numbers from Python's `random` or from numpy, which a plan"
@@ -428,8 +429,8 @@ def _check_settled(
     except StaleTensorError:
         raise refusal from None
     finally:
-        for (owner, name), value in before.items():
-            _set_back(module.get_submodule(str(owner)), name, value)
+        for (part, name), value in before.items():
+            _set_back(module.get_submodule(str(part)), name, value)
     kept = {effect for effect in again.returned.effects if isinstance(effect.owner, str)}
     if again.tape.spelled != made.tape.spelled or not kept <= {*effects}:
         raise refusal
@@ -600,9 +601,9 @@ class _Step:
                 " assigns something else to it. Return a copy (`.clone()`)."
             )
         if value.storage in self._assigned:
-            name, new = self._assigned[value.storage]
-            of, base = Own(name), new
-            steps = self._steps(value, self.recorder.value_of(new))
+            name, base = self._assigned[value.storage]
+            of: Leaf | Own = Own(name)
+            steps = self._steps(value, self.recorder.value_of(base))
             if steps is None or tensor.requires_grad:
                 raise InputError(
                     f"`forward` returns what it also assigns to buffer `{name}`. Assign a copy"
@@ -635,16 +636,17 @@ class _Step:
         found: list[Step] = []
         writing = {v.node for call in self.recorder.tape.calls if call.writes for v in call.makes}
         while value is not base:
-            node, item = value.node, None
+            node: Any = value.node
+            item = None
             if value.parent is None:
                 return None
             value = value.parent
             if node in writing:
                 continue  # it gives back what it has overwritten
             if node.target is operator.getitem:
-                node, item = node.args  # type: ignore[assignment]
+                node, item = node.args
             given = tuple(pair for pair in node.kwargs.items())
-            found.append(Step(node.target, *_frozen((node.args[1:], given)), item))
+            found.append(Step(node.target, _frozen(node.args[1:]), _frozen(given), item))
         return tuple(reversed(found))
 
     @cached_property
@@ -772,17 +774,14 @@ class _Step:
         """Trace the backward pass from gradients of what the call makes."""
         can = {k for k, tensor in enumerate(self.made) if tensor.grad_fn is not None}
         if trained is None:
-            every = (Trained(k, torch.empty_like(self.made[k]).stride()) for k in sorted(can))
+            every = (Trained(k, self.recorder.stride_like(self.made[k])) for k in sorted(can))
         else:
             every = (each for each in trained if each.number in can)
         self.recorder.phase = "backward"
         for number, each in enumerate([*every]):
             tensor = self.made[each.number]
             self.trained.append(tensor)
-            given = torch.empty_strided(
-                tensor.shape, each.stride, dtype=tensor.dtype, device="meta"
-            )
-            twin = self.recorder.twin(given)
+            twin = self.recorder.blank(tensor.shape, each.stride, tensor.dtype)
             self._enter(f"gradient.{number}", "gradient", twin, f"gradient_{number}")
             self.output_gradients.append(twin)
         if self.trained:
