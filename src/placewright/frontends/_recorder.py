@@ -210,6 +210,7 @@ class Recorder(TorchDispatchMode):
         value = Value(node, storage, size, str(tensor.dtype)[6:], parent)
         node.meta["tensor"] = (tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype)
         node.meta["offset"] = tensor.storage_offset()
+        node.meta["has_graph"] = torch.is_grad_enabled()
         setattr(tensor, _MARK, value)
         self._marked.append(weakref.ref(tensor))
         return value

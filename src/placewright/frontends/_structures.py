@@ -242,6 +242,7 @@ class Step:
     target: Callable[..., Any]
     args: tuple[Any, ...]  # the others
     kwargs: tuple[tuple[str, Any], ...]
+    has_graph: bool  # made while gradients were on
     item: int | None = None
 
 
@@ -251,7 +252,6 @@ class View:
 
     of: Leaf | Own
     steps: tuple[Step, ...]  # from that tensor on
-    has_graph: bool  # its gradients go on to that tensor
     is_detached: bool  # it wants none
     number: int  # of the tensor that it is in the capture, which may stand in several places
 
@@ -435,8 +435,9 @@ def build(template: Template, real: Real) -> Any:
 
 def _look(view: View, base: torch.Tensor) -> torch.Tensor:
     base = base.detach() if view.is_detached else base
-    with torch.set_grad_enabled(view.has_graph and torch.is_grad_enabled()):
-        for step in view.steps:
+    has_gradients = torch.is_grad_enabled()
+    for step in view.steps:
+        with torch.set_grad_enabled(step.has_graph and has_gradients):
             made = step.target(base, *step.args, **dict(step.kwargs))
             base = made if step.item is None else made[step.item]
-        return base
+    return base

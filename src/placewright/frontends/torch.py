@@ -626,7 +626,6 @@ class _Step:
         return View(
             of=of,
             steps=steps,
-            has_graph=tensor.grad_fn is not None,
             is_detached=not tensor.requires_grad,
             number=self._num_views,
         )
@@ -643,10 +642,12 @@ class _Step:
             value = value.parent
             if node in writing:
                 continue  # it gives back what it has overwritten
+            has_graph = node.meta["has_graph"]
             if node.target is operator.getitem:
                 node, item = node.args
             given = tuple(pair for pair in node.kwargs.items())
-            found.append(Step(node.target, _frozen(node.args[1:]), _frozen(given), item))
+            step = Step(node.target, _frozen(node.args[1:]), _frozen(given), has_graph, item)
+            found.append(step)
         return tuple(reversed(found))
 
     @cached_property
