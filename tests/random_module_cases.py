@@ -12,7 +12,7 @@ import re
 import signal
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -107,6 +107,9 @@ class Call:
     with_grad: bool = True
     waits: bool = False  # its backward pass follows that of the next call
     splits: bool = False  # each term is a loss of its own
+    casts: bool = False  # under autocast
+    evaluates: bool = False  # in evaluation mode
+    repeats: bool = False  # goes back twice
 
 
 @dataclass(frozen=True)
@@ -169,6 +172,9 @@ class Case:
             + ("" if call.with_grad else ", under no_grad")
             + (", backward after the next call's" if call.waits else "")
             + (", as several losses" if call.splits else "")
+            + (", under autocast" if call.casts else "")
+            + (", in evaluation mode" if call.evaluates else "")
+            + (", backward twice" if call.repeats else "")
             for k, call in enumerate(self.calls)
         ]
         how = {
@@ -291,11 +297,13 @@ Shown = dict[tuple[str, str], Any]  # by group and name: tensors, or anything wi
 
 def play(case: Case, module: nn.Module, forward: Callable[..., Any]) -> Iterator[Shown]:
     """Call a module, eager or placed, and go backward; yield what can be seen after each."""
-    waiting: list[tuple[list[torch.Tensor], dict[str, Any]]] = []
+    waiting: list[tuple[list[torch.Tensor], dict[str, Any], Call]] = []
     for number, call in enumerate(case.calls):
         args, kwargs, scale = arguments(case, number)
         named = _named_inputs(case, args, kwargs)
-        with torch.set_grad_enabled(call.with_grad and case.mode != "forward"):
+        module.train(not call.evaluates)
+        has_grad = call.with_grad and case.mode != "forward"
+        with torch.set_grad_enabled(has_grad), torch.autocast("cpu", enabled=call.casts):
             result = forward(*args, **kwargs)
         yield show(module, named, result, trains=case.mode == "apply")
         if not call.terms or not call.with_grad or case.mode != "apply":
@@ -303,19 +311,21 @@ def play(case: Case, module: nn.Module, forward: Callable[..., Any]) -> Iterator
         losses = losses_of(case, call, result, scale)
         del result
         if call.waits:
-            waiting.append((losses, named))
+            waiting.append((losses, named, replace(call, splits=False)))
             continue
-        yield _backward(module, losses, named, call.splits)
+        yield _backward(module, losses, named, call)
     while waiting:
-        losses, named = waiting.pop()
-        yield _backward(module, losses, named, False)
+        losses, named, call = waiting.pop()
+        yield _backward(module, losses, named, call)
 
 
 def play_steps(case: Case, module: nn.Module, step: Callable[..., Any]) -> Iterator[Shown]:
     """Run training steps, eager or placed; yield what can be seen after each."""
-    for number in range(len(case.calls)):
+    for number, call in enumerate(case.calls):
         args, kwargs, scale = arguments(case, number)
-        loss = step(args, (scale,), kwargs)
+        module.train(not call.evaluates)
+        with torch.autocast("cpu", enabled=call.casts):
+            loss = step(args, (scale,), kwargs)
         named = _named_inputs(case, args, kwargs)
         yield {("output", "loss"): loss.detach().clone(), **show(module, named, None)}
 
@@ -327,12 +337,12 @@ def _named_inputs(case: Case, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 def _backward(
-    module: nn.Module, losses: list[torch.Tensor], named: dict[str, Any], splits: bool
+    module: nn.Module, losses: list[torch.Tensor], named: dict[str, Any], call: Call
 ) -> Shown:
-    if splits:
-        torch.autograd.backward(losses)
-    else:
-        sum(losses[1:], losses[0]).backward()
+    ends = losses if call.splits else [sum(losses[1:], losses[0])]
+    if call.repeats:
+        torch.autograd.backward(ends, retain_graph=True)
+    torch.autograd.backward(ends)
     held = [*module.named_parameters(), *((n, t) for n, t in named.items() if t.is_leaf)]
     found: Shown = {("gradient", name): _copy(tensor.grad) for name, tensor in held}
     for _, tensor in held:
@@ -440,7 +450,8 @@ def reference(case: Case) -> list[Shown]:
     def step(args: Any, targets: Any, kwargs: Any) -> torch.Tensor:
         found = loss(module(*args, **kwargs), *targets)
         optimizer.zero_grad()
-        found.backward()
+        with torch.autocast("cpu", enabled=False):
+            found.backward()
         optimizer.step()
         return found
 

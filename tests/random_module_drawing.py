@@ -123,7 +123,7 @@ class Drawer:
                 code = f"({code}).double()"
             elif self.chance(0.2):
                 code = f"({code}).requires_grad_()"
-            self._argument(Given(f"x{k}", code))
+            self._argument(Given(f"x{k}", code, later=self._later(code)))
         if self.chance(0.3):
             self._argument(Given("i0", f"torch.randint(0, 2, ({self.number(1, 3)},))"))
         if self.chance(0.15):
@@ -151,6 +151,22 @@ class Drawer:
             self.member(
                 "c", self.choice(["{}.detach()", "{}.detach()[:1]"]).format(self.made("w")[0])
             )
+
+    def _later(self, code: str) -> str:
+        """Draw how an argument of later calls differs: its layout, size or type; mostly not."""
+        if not self.chance(0.12) or "x0" in code:
+            return ""
+        leaf = ".requires_grad_()" if "requires_grad" in code else ""
+        ways = [
+            "({}).detach().mT",
+            "({}).detach().flip(0)",
+            "({}).detach()[:1]",
+            "torch.cat([({}).detach()] * 2)",
+            "({}).detach().double()",
+            "({}).detach()[None]",
+            "({}).detach().repeat_interleave(2, -1)[..., ::2]",
+        ]
+        return self.choice(ways).format(code) + leaf
 
     def _argument(self, given: Given) -> None:
         self.scope[given.name] = eval(given.code, self.scope)
@@ -289,22 +305,29 @@ class Drawer:
         return self._mended(case)
 
     def _call(self, ends: list[str], mode: str, number: int) -> Call:
+        how = {"casts": self.chance(0.08), "evaluates": self.chance(0.15)}
         if mode == "forward":
-            return Call((), with_grad=self.chance(0.5))
+            return Call((), with_grad=self.chance(0.5), **how)
         chosen = [name for name in ends if self.chance(0.6)] or [self.choice(ends)]
         chosen += [name for name in chosen if self.chance(0.1)]
         terms = tuple((name, self.choice([*FORMS])) for name in chosen)
         if mode == "step":
-            return Call(terms)
-        return Call(terms, self.chance(0.93), number == 0 and self.chance(0.3), self.chance(0.2))
+            return Call(terms, **how)
+        waits = number == 0 and self.chance(0.3)
+        how["repeats"] = self.chance(0.08)
+        return Call(terms, self.chance(0.93), waits, self.chance(0.2), **how)
 
     def _mended(self, case: Case) -> Case:
         """Leave out what eager PyTorch refuses: backward passes that wait, later losses."""
+        plain = replace(case, given=tuple(replace(g, later="") for g in case.given))
+        calls = tuple(replace(c, casts=False, repeats=False) for c in case.calls)
         ways = [
             case,
-            replace(case, calls=tuple(replace(call, waits=False) for call in case.calls)),
-            replace(case, calls=(replace(case.calls[0], waits=False),)),
-            replace(case, calls=(Call(()),), mode="forward"),
+            plain,
+            replace(plain, calls=calls),
+            replace(plain, calls=tuple(replace(call, waits=False) for call in calls)),
+            replace(plain, calls=(replace(calls[0], waits=False),)),
+            replace(plain, calls=(Call(()),), mode="forward"),
         ]
         for way in ways:
             try:

@@ -126,7 +126,8 @@ def _with_returns(case: Case, returns: tuple[str, ...]) -> Case:
 def _simpler_calls(case: Case) -> Iterator[Case]:
     for k, call in enumerate(case.calls):
         ways = [replace(call, waits=False), replace(call, splits=False)]
-        ways += [replace(call, with_grad=True)]
+        ways += [replace(call, casts=False), replace(call, evaluates=False)]
+        ways += [replace(call, repeats=False), replace(call, with_grad=True)]
         if len(call.terms) > 1:
             ways += [
                 replace(call, terms=call.terms[:j] + call.terms[j + 1 :])

@@ -244,8 +244,26 @@ class Recorder(TorchDispatchMode):
             self._marked.append(weakref.ref(result))
             self.tape.num_nodes += 1
         elif isinstance(result, (torch.Tensor, tuple, list)) or func._schema.is_mutable:
+            result = self._told_apart(func, result)
             self._write_down(func, args, kwargs, result)
         return result
+
+    def _told_apart(self, func: Any, result: Any) -> Any:
+        """
+        Replace what a call makes once and returns twice by two tensors.
+
+        An LSTM's backward pass does that with the gradient of its two biases, or does not where
+        PyTorch remembers the shapes of an earlier call.
+        """
+        if type(result) is not tuple or func._schema.is_mutable:
+            return result
+        seen: set[int] = set()
+        made = []
+        for each in result:
+            is_twice = isinstance(each, torch.Tensor) and id(each) in seen
+            made.append(self.blank(each.shape, each.stride(), each.dtype) if is_twice else each)
+            seen.add(id(each))
+        return tuple(made)
 
     def _as_known(self, value: Any) -> Any:
         return self._known(value) if isinstance(value, torch.Tensor) else value
