@@ -53,10 +53,13 @@ memory_bandwidth = "1TB/s"
 launch = "5us"
 """
 
-pytestmark = pytest.mark.skipif(
-    len(os.sched_getaffinity(0)) < 2 if hasattr(os, "sched_getaffinity") else True,
-    reason="two cores are needed as two devices",
-)
+pytestmark = [
+    pytest.mark.skipif(
+        len(os.sched_getaffinity(0)) < 2 if hasattr(os, "sched_getaffinity") else True,
+        reason="two cores are needed as two devices",
+    ),
+    pytest.mark.filterwarnings("ignore::placewright.execute.calls.NewProgramWarning"),
+]
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 
 
@@ -315,27 +318,25 @@ def test_a_plan_that_no_longer_fits_is_refused(applied):
         pw.apply(plan, module, inputs, **given)
 
 
-def test_inputs_of_another_shape_are_refused(applied):
-    plan, module, inputs, given = applied
-    placed = pw.apply(plan, module, inputs, **given)
-    with pytest.raises(InputError, match=r"int64 \[2, 8\], and these are int64 \[2, 4\]"):
-        placed(inputs[0][:, :4])
-
-
-def test_another_mode_is_refused(applied):
-    plan, module, inputs, given = applied
-    placed = pw.apply(plan, module, inputs, **given)
-    placed.eval()
-    with pytest.raises(InputError, match="in training mode"):
-        placed(*inputs)
-
-
-def test_a_second_backward_pass_is_refused(applied):
+def test_a_second_backward_pass_adds_the_same_gradients(applied):
     plan, module, inputs, given = applied
     placed = pw.apply(plan, module, inputs, **given)
     loss = placed(*inputs).sum()
     loss.backward(retain_graph=True)
-    with pytest.raises(RuntimeError, match="once for each forward pass"):
+    first = [parameter.grad.clone() for parameter in placed.parameters()]
+    loss.backward()
+    for parameter, gradient in zip(placed.parameters(), first, strict=True):
+        assert torch.equal(parameter.grad, gradient + gradient)
+
+
+def test_a_second_backward_pass_after_an_update_is_refused(applied):
+    plan, module, inputs, given = applied
+    placed = pw.apply(plan, module, inputs, **given)
+    loss = placed(*inputs).sum()
+    loss.backward(retain_graph=True)
+    with torch.no_grad():
+        next(placed.parameters()).add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):  # as in eager
         loss.backward()
 
 
@@ -348,28 +349,35 @@ class Penalised(torch.nn.Module):
         return self.layer(x)
 
 
-def test_a_loss_that_reads_parameters_needs_the_whole_step(box):
+def test_a_loss_may_read_parameters(box):
     module, x = Penalised(), torch.randn(2, 3)
+    plain = copy.deepcopy(module)
 
     def loss(y):
         return y.mean() + module.layer.weight.square().sum()
 
     given = {"train": True, "loss": loss, "optimizer": "sgd"}
     plan = plan_of(pw.capture(module, x, **given).graph, box)
-    with pytest.raises(InputError, match="TrainStep"):
-        pw.apply(plan, module, x, **given)
+    placed = pw.apply(plan, module, x, **given)
+    loss(placed(x)).backward()
+    (plain(x).mean() + plain.layer.weight.square().sum()).backward()
+    for ours, theirs in zip(placed.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(ours.grad, theirs.grad)
     del given["train"]
     assert torch.isfinite(pw.TrainStep(plan, module, x, **given)(x))
 
 
-def test_an_input_that_wants_a_gradient_is_refused(box):
+def test_a_module_placed_for_inference_gives_inputs_no_gradients(box):
     module, x = Structured(), torch.randn(3, 4)
     kwargs = {"scale": torch.tensor(2.0)}
     placed = pw.apply(
         plan_of(pw.capture(module, x, kwargs=kwargs).graph, box), module, x, kwargs=kwargs
     )
-    with pytest.raises(InputError, match="computes those of parameters only"):
-        placed(x.requires_grad_(), **kwargs)
+    x.requires_grad_()
+    with pytest.raises(InputError, match="was placed for inference"):
+        placed(x, **kwargs)
+    with torch.no_grad():
+        assert torch.equal(placed(x, **kwargs).logits, module(x, **kwargs).logits)
 
 
 # --- Threads. ---
@@ -441,10 +449,11 @@ def test_a_failure_in_one_lane_ends_the_step_in_all(applied):
     step = pw.capture(module, inputs, **given)
     placed = PlacedStep.of_plan(step, module, plan)
     wrong = [torch.full_like(inputs[0], 10**6), *given["targets"]]  # no such word
+    expected = given["loss"](module(*inputs), *given["targets"])
     with pytest.raises(IndexError):
         placed.run(wrong)
-    with pytest.raises(RuntimeError, match="failed before"):
-        placed.run([*inputs, *given["targets"]])
+    again = placed.run([*inputs, *given["targets"]])
+    assert torch.equal(again[0], expected)
     placed.close()
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import inspect
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -249,6 +250,8 @@ class Calls:
         found = read_arguments((args, named))
         call = self._find(args, named, found, None)
         leaves = [leaf.resolve_conj().resolve_neg() for leaf in found.leaves]
+        if not self.train and torch.is_grad_enabled():
+            _check_inference(leaves)
         returned = call.capture.returned
         written = [each.number for each in returned.written]
         check_offsets(leaves, returned.absolute)
@@ -377,7 +380,7 @@ class Calls:
 
         Later calls of this kind are expected to be like this one.
         """
-        saved.check(self.programs.watch.look() == call.key[0])
+        saved.check(self.programs.watch.tensors())
         again = self._variant(call, gradients)
         if saved.before:
             again.step.settle(Residents(self._module, saved.before))
@@ -394,6 +397,8 @@ class Calls:
         for variant in known:
             if _begins_at(variant, gradients):
                 return variant
+        if self.programs.watch.look() != call.key[0]:
+            raise _changed("the module's mode or settings have")
         with contextlib.ExitStack() as stack:
             for kind in self.programs.kinds:
                 dtype = call.casts.get(kind)
@@ -413,6 +418,7 @@ class _Saved:
 
     leaves: list[Tensor]
     before: dict[str, Tensor]  # what it has overwritten, by node
+    tensors: list[Tensor]  # the module's
     versions: list[tuple[Tensor, int]]
     seed: int
 
@@ -431,23 +437,28 @@ class _Saved:
         places = {residents[node].data_ptr() for node in before}
         fixed = [leaf for k, leaf in enumerate(leaves) if k not in written]
         fixed += [tensor for tensor in tensors if tensor.data_ptr() not in places]
-        return cls(kept, before, [(tensor, tensor._version) for tensor in fixed], seed)
+        return cls(kept, before, tensors, [(tensor, tensor._version) for tensor in fixed], seed)
 
-    def check(self, is_same_module: bool) -> None:
+    def check(self, tensors: list[Tensor]) -> None:
         """
-        Check that all is as it was.
+        Check that inputs are as they were, and the module's tensors the same.
 
         Raises
         ------
         RuntimeError
-            It is not.
+            They are not.
         """
-        if not is_same_module or any(tensor._version != v for tensor, v in self.versions):
-            raise RuntimeError(
-                "This backward pass runs the placed module's forward pass again (it begins at"
-                " other results than the one before, or runs a second time), and since then an"
-                " input, a parameter or the module's mode has changed. Go back first."
-            )
+        is_same = len(tensors) == len(self.tensors) and all(map(operator.is_, tensors, self.tensors))
+        if not is_same or any(tensor._version != v for tensor, v in self.versions):
+            raise _changed("an input, a parameter or a buffer has")
+
+
+def _changed(what: str) -> RuntimeError:
+    return RuntimeError(
+        "This backward pass runs the placed module's forward pass again, since it begins at other"
+        f" results than the last one or runs a second time; but since that forward pass, {what}"
+        " changed. Run backward passes before such changes."
+    )
 
 
 class _Run(torch.autograd.Function):
@@ -488,6 +499,22 @@ class _Run(torch.autograd.Function):
             found = ctx.calls.go_back(ctx.call, ctx.saved, kept, gradients)
         inputs = (found.get(k) for k in range(ctx.count))
         return None, None, None, None, None, *inputs, *(found.get(name) for name in ctx.names)
+
+
+def _check_inference(leaves: Sequence[Tensor]) -> None:
+    """
+    Check that no input wants a gradient from a module that was placed for inference.
+
+    Raises
+    ------
+    InputError
+        One does.
+    """
+    if any(leaf.requires_grad for leaf in leaves):
+        raise InputError(
+            "An input requires a gradient, and this module was placed for inference. Place it with"
+            " `train=True`, or call it under `torch.no_grad()`."
+        )
 
 
 def _parts_of(made: Capture) -> Parts:
