@@ -207,8 +207,8 @@ def test_a_step_that_fails_while_it_is_recorded_says_so(box, recorded):  # noqa:
     with pytest.raises(RuntimeError, match="asks the device") as caught:
         placed.run(fed)
     assert "`graphs=False` leaves that out" in caught.value.__notes__[0]
-    with pytest.raises(RuntimeError, match="failed before"):
-        placed.run(fed)
+    for _ in range(WARM_UP):
+        placed.run(fed)  # begins anew
     placed.close()
     assert torch.ones(1).item() == 1.0  # nothing is recorded any more
 

@@ -367,7 +367,7 @@ class _Compiler:
         where = self.devices[device]
         if where.kind == "cuda":  # whose calls may be replayed as they were recorded
             rate = updater.rate_on(call.parameter, where.torch_device)
-            found["lr"] = self.words.refer(rate)
+            found["lr"] = f"{self.words.refer(rate)}.tensor"
         return found
 
     def settle(self, op: int, device: int, tensor: int) -> None:

@@ -91,13 +91,28 @@ def read_optimizer(optimizer: str | torch.optim.Optimizer, module: torch.nn.Modu
     return Updater(type(optimizer), groups)
 
 
-@dataclass(slots=True, eq=False)
-class _Rate:
-    """A learning rate on a device, for calls that are replayed as they were recorded."""
+class Rate:
+    """A group's learning rate on a device, for calls that are replayed as they were recorded."""
 
-    group: dict[str, Any]
-    tensor: torch.Tensor
-    value: float | None = None  # what was written last
+    def __init__(self, group: dict[str, Any], device: torch.device) -> None:
+        self._group, self._device = group, device
+        self._value: float | None = None  # what was written last
+        self._tensor: torch.Tensor | None = None
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        """Return it as a tensor, made when it is first read and kept current by `refresh`."""
+        if self._tensor is None:
+            self._tensor = torch.empty((), device=self._device)
+            self.refresh()
+        return self._tensor
+
+    def refresh(self) -> None:
+        """Write the learning rate to where it is read, if it has changed."""
+        now = float(self._group["lr"])
+        if self._tensor is not None and now != self._value:
+            self._value = now
+            self._tensor.fill_(now)
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,23 +122,17 @@ class Updater:
     kind: type[torch.optim.Optimizer]
     settings: dict[str, dict[str, Any]]  # of each parameter: its group in the optimiser
     fresh: set[str] = field(default_factory=set)  # parameters without a step so far
-    _rates: dict[tuple[int, torch.device], _Rate] = field(default_factory=dict)
+    _rates: dict[tuple[int, torch.device], Rate] = field(default_factory=dict)
 
-    def rate_on(self, name: str, device: torch.device) -> torch.Tensor:
-        """Return one parameter's learning rate as a tensor, which `refresh_rates` keeps current."""
+    def rate_on(self, name: str, device: torch.device) -> Rate:
+        """Return the learning rate of one parameter for calls on a device."""
         group = self.settings[name]
-        key = id(group), device
-        if key not in self._rates:
-            self._rates[key] = _Rate(group, torch.empty((), device=device))
-        return self._rates[key].tensor
+        return self._rates.setdefault((id(group), device), Rate(group, device))
 
     def refresh_rates(self) -> None:
         """Write learning rates that have changed to where they are read."""
         for rate in self._rates.values():
-            now = float(rate.group["lr"])
-            if now != rate.value:
-                rate.value = now
-                rate.tensor.fill_(now)
+            rate.refresh()
 
     def make_state(self, name: str, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
         """Make what the optimiser remembers of one parameter."""
