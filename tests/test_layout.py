@@ -34,6 +34,7 @@ MAY_IMPORT = {
     "bounds": {"graph", "costs", "problem"},
     "coarsening": {"errors", "graph", "costs", "problem"},
     "plan": {"errors", "files", "problem", "timeline"},
+    "carrying": {"errors", "graph", "plan", "problem"},
     "trace": {"files", "timeline"},
     "frontends": set(),
     "frontends._work": set(),
@@ -203,22 +204,22 @@ MAY_IMPORT = {
     "execute._words": {"frontends._work"},
     "execute.graphs": set(),
     "execute.program": {
-        "execute._lanes", "execute._source", "execute._words", "execute.devices", "execute.kernels",
-        "frontends._optimizers", "frontends._recorder", "frontends._work", "frontends.torch",
+        "carrying", "execute._lanes", "execute._source", "execute._words", "execute.devices",
+        "execute.kernels", "frontends._optimizers", "frontends._recorder", "frontends._work",
+        "frontends.torch",
     },
     "execute.runtime": {
         "execute._boxes", "execute._copies", "execute.allocation", "execute.devices",
         "execute.graphs", "execute.program",
     },
     "execute.applying": {
-        "errors", "execute.call_effects", "execute.calls", "execute.carry_over", "execute.devices",
+        "carrying", "errors", "execute.call_effects", "execute.calls", "execute.devices",
         "execute.placed", "execute.program", "execute.residents", "frontends._structures",
         "frontends._work", "frontends.torch", "plan",
     },
     "execute.placed": {
-        "errors", "execute._probe_memory", "execute.carry_over", "execute.devices",
-        "execute.program", "execute.residents", "execute.runtime", "frontends.torch", "plan",
-        "timeline", "units",
+        "carrying", "errors", "execute._probe_memory", "execute.devices", "execute.program",
+        "execute.residents", "execute.runtime", "frontends.torch", "plan", "timeline", "units",
     },
     "execute._statistics": set(),
     "execute._wire": {"plan"},
@@ -258,7 +259,6 @@ MAY_IMPORT = {
         "frontends.torch",
     },
     "execute.calls": {"errors", "execute.module_watch", "frontends._structures"},
-    "execute.carry_over": {"execute.program", "graph"},
     "execute.train_step": {
         "errors", "execute.call_effects", "execute.calls", "execute.devices", "execute.placed",
         "execute.program", "execute.residents", "frontends._modules", "frontends._optimizers",
@@ -347,8 +347,8 @@ MAY_IMPORT = {
         "placing", "problem", "report.facts", "report.terminal", "timeline", "zoo",
     },
     "cli.simulating": {
-        "bounds", "cli._options", "cli._shared", "errors", "load", "placers.experts", "plan",
-        "problem", "report.terminal", "trace",
+        "bounds", "carrying", "cli._options", "cli._shared", "errors", "graph", "load",
+        "placers.experts", "plan", "problem", "report.terminal", "trace",
     },
     "cli.placing": {
         "cli._options", "cli._shared", "comparing", "errors", "execute.expecting",

@@ -9,7 +9,7 @@ The public names, by what they are for:
 * an answer: `place` (`Result`, `Budget`), or one of your own
 * how good it is: `Candidate`, `simulate`, `simulate_many`, `default_triggers`,
   `Timeline`, `lower_bounds`, `save_trace`, `Plan`
-* running it: `apply`, `TrainStep`
+* running it: `apply`, `TrainStep`; at other shapes: `carry_over`
 * `InputError`, for input that cannot be used
 
 They are loaded when first used, so that ``import placewright`` is quick.
@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from placewright.bounds import Bounds, lower_bounds
+    from placewright.carrying import carry_over
     from placewright.cluster import Cluster
     from placewright.coarsening import Coarse, coarsen, split_cycles
     from placewright.costs import Costs
@@ -47,6 +48,7 @@ __version__ = "0.1.0.dev0"
 
 _MODULES = {
     "bounds": ("Bounds", "lower_bounds"),
+    "carrying": ("carry_over",),
     "cluster": ("Cluster",),
     "coarsening": ("Coarse", "coarsen", "split_cycles"),
     "costs": ("Costs",),

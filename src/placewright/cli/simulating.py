@@ -28,6 +28,7 @@ from placewright.cli._shared import (
 )
 
 if TYPE_CHECKING:
+    from placewright.graph import Graph
     from placewright.problem import Candidate, Problem
 
 
@@ -54,6 +55,15 @@ def simulate(
         Optional[Path],
         typer.Option(
             help="A plan, or a placement: a JSON object from op names to device names.",
+            show_default=False,
+        ),
+    ] = None,
+    made_for: Annotated[
+        Optional[str],
+        typer.Option(
+            metavar="MODEL",
+            help="The model that the plan was made for, if MODEL is the same at other shapes: its"
+            " ops run where they did, or where their module's did, as `apply` runs such calls.",
             show_default=False,
         ),
     ] = None,
@@ -107,6 +117,10 @@ def simulate(
     `placewright simulate gpt2-small --cluster k40x4 --on cuda:0`
 
     `placewright simulate nmt-4 --cluster k40x4 --baseline expert-strong`
+
+    A plan at a shape that it was not made for:
+
+    `placewright simulate m.py:long --cluster box.toml --plan plan.json --made-for m.py:short`
     """
     with user_errors():
         from placewright.bounds import lower_bounds
@@ -117,10 +131,13 @@ def simulate(
 
         if trace is not None and trace == save:
             raise InputError(f"`--trace` and `--save` both name `{trace}`. Give them two names.")
+        if made_for is not None and plan is None:
+            raise InputError("`--made-for` says what a plan was made for; give it with `--plan`.")
         problem = load_problem(
             load_graph(model, dim), cluster, memory, is_profiled=profiled, say=say_unless(as_json)
         )
-        name, candidate = _candidate(problem, plan, on, baseline, discipline)
+        original = None if made_for is None else load_graph(made_for, None)
+        name, candidate = _candidate(problem, plan, original, on, baseline, discipline)
         timeline = timeline_of(problem, candidate)
         bounds = lower_bounds(problem)
         if trace is not None:
@@ -146,11 +163,13 @@ def simulate(
 def _candidate(
     problem: Problem,
     plan: Path | None,
+    made_for: Graph | None,
     on: str | None,
     baseline: Baseline | None,
     discipline: Discipline | None,
 ) -> tuple[str, Candidate]:
     """Find the candidate that the options name, and a name for it."""
+    from placewright.carrying import carry_over
     from placewright.errors import InputError
     from placewright.plan import Plan, load_plan_or_placement, placement_by_name
     from placewright.problem import Candidate
@@ -170,7 +189,11 @@ def _candidate(
     assert plan is not None
     loaded = load_plan_or_placement(plan)
     if not isinstance(loaded, Plan):
+        if made_for is not None:
+            raise InputError(f"`{plan}` is a bare placement; `--made-for` goes with a plan.")
         return plan.name, Candidate(placement_by_name(problem, loaded), order)
     if discipline is not None:
         raise InputError(f"`{plan}` is a plan, which brings its own order; drop `--discipline`.")
+    if made_for is not None:
+        return loaded.name, carry_over(loaded, made_for, problem)
     return loaded.name, loaded.candidate(problem)

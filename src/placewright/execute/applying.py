@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from placewright.carrying import Placing
 from placewright.errors import InputError
 from placewright.execute.call_effects import (
     check_offsets,
@@ -28,7 +29,6 @@ from placewright.execute.call_effects import (
     write_back,
 )
 from placewright.execute.calls import Programs, Signature, read_arguments
-from placewright.execute.carry_over import Placing
 from placewright.execute.devices import Lanes, find_devices
 from placewright.execute.placed import PlacedStep, placing_of
 from placewright.execute.program import Parts
@@ -448,7 +448,8 @@ class _Saved:
         RuntimeError
             They are not.
         """
-        is_same = len(tensors) == len(self.tensors) and all(map(operator.is_, tensors, self.tensors))
+        is_same = len(tensors) == len(self.tensors)
+        is_same = is_same and all(map(operator.is_, tensors, self.tensors))
         if not is_same or any(tensor._version != v for tensor, v in self.versions):
             raise _changed("an input, a parameter or a buffer has")
 

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from placewright.carrying import Placing, Started
 from placewright.errors import InputError
 from placewright.execute._probe_memory import available_bytes
-from placewright.execute.carry_over import Placing
 from placewright.execute.devices import Lanes, find_devices, torch_device_of
-from placewright.execute.program import Parts, Started, compile_program
+from placewright.execute.program import Parts, compile_program
 from placewright.execute.residents import Residents
 from placewright.execute.runtime import Runner
 from placewright.frontends.torch import Capture
@@ -147,17 +147,9 @@ def placing_of(plan: Plan, capture: Capture) -> Placing:
         The plan is for another model, for devices that are not here, or needs more memory than
         there is.
     """
-    check_plan(plan, capture)
-    graph = capture.graph
-    names = tuple(dict.fromkeys(plan.devices.values()))
-    index = {name: k for k, name in enumerate(names)}
-    tensors = {graph.tensor_name(t): t for t in range(graph.num_tensors)}
-    sequence: list[Started] = [
-        graph.op_index[entry] if isinstance(entry, str) else (tensors[entry[0]], index[entry[1]])
-        for entry in plan.sequence
-    ]
-    placement = [index[plan.devices[name]] for name in graph.op_names]
-    return Placing(graph, placement, sequence, names)
+    placing = Placing.of_plan(plan, capture.graph)
+    check_room(plan)
+    return placing
 
 
 def sequence_of(timeline: Timeline) -> list[Started]:
@@ -180,23 +172,15 @@ def whole_step(capture: Capture, gives_gradients: bool = False) -> Parts:
     return Parts((ops,), (fed,), (tuple(wanted),))
 
 
-def check_plan(plan: Plan, capture: Capture) -> None:
+def check_room(plan: Plan) -> None:
     """
-    Check that a plan can be run for a model on this machine.
+    Check that this machine has a plan's devices, and free memory for it.
 
     Raises
     ------
     InputError
-        It was made for another model, or for devices that are not here, or what is free of their
-        memory is less than it needs.
+        A device is not here, or less of its memory is free than the plan needs.
     """
-    mine, theirs = plan.graph.fingerprint, capture.graph.fingerprint
-    if mine != theirs:
-        raise InputError(
-            f"Plan `{plan.name}` was made for model `{plan.graph.name}` (fingerprint {mine[:12]});"
-            f" this one, `{capture.graph.name}`, has another fingerprint ({theirs[:12]}): its"
-            " structure, its shapes, its loss or its optimiser differ. Make a new plan."
-        )
     used = tuple(dict.fromkeys(plan.devices.values()))
     devices = find_devices(used)
     needs: dict[str, int] = {}

@@ -34,6 +34,7 @@ from typing import Any
 
 from torch import fx
 
+from placewright.carrying import Started
 from placewright.execute._lanes import lane_numbers
 from placewright.execute._source import Line, Style, count_segments, find_kept, write_lane
 from placewright.execute._words import Words
@@ -43,8 +44,6 @@ from placewright.frontends._optimizers import LIVE
 from placewright.frontends._recorder import Call, Storage, Value
 from placewright.frontends._work import CREATORS, name_of
 from placewright.frontends.torch import Capture
-
-Started = int | tuple[int, int]  # an op, or a tensor and the device that it goes to
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,8 +15,14 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from placewright.execute.program import Started
+import numpy as np
+
+from placewright.errors import InputError
 from placewright.graph import Graph
+from placewright.plan import Plan
+from placewright.problem import Candidate, Problem
+
+Started = int | tuple[int, int]  # an op, or a tensor and the device that it goes to
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,6 +33,33 @@ class Placing:
     placement: Sequence[int]  # [N]
     sequence: Sequence[Started]
     device_names: tuple[str, ...]
+
+    @classmethod
+    def of_plan(cls, plan: Plan, graph: Graph) -> Placing:
+        """
+        Read a plan by the numbers of the graph that it was made for.
+
+        Raises
+        ------
+        InputError
+            The plan was made for another graph.
+        """
+        mine, theirs = plan.graph.fingerprint, graph.fingerprint
+        if mine != theirs:
+            raise InputError(
+                f"Plan `{plan.name}` was made for model `{plan.graph.name}` (fingerprint"
+                f" {mine[:12]}); this one, `{graph.name}`, has another fingerprint"
+                f" ({theirs[:12]}): its structure, its shapes, its loss or its optimiser differ."
+                " Make a new plan."
+            )
+        names = tuple(dict.fromkeys(plan.devices.values()))
+        index = {name: k for k, name in enumerate(names)}
+        tensors = {graph.tensor_name(t): t for t in range(graph.num_tensors)}
+        sequence: list[Started] = [
+            graph.op_index[each] if isinstance(each, str) else (tensors[each[0]], index[each[1]])
+            for each in plan.sequence
+        ]
+        return cls(graph, [index[plan.devices[name]] for name in graph.op_names], sequence, names)
 
     def carry_over(self, graph: Graph) -> Placing:
         """
@@ -40,6 +73,37 @@ class Placing:
         twins = _find_twins(self.graph, graph)
         placement = _place(self, graph, twins)
         return Placing(graph, placement, _order(self, graph, twins), self.device_names)
+
+
+def carry_over(plan: Plan, made_for: Graph, problem: Problem) -> Candidate:
+    """
+    Return a plan's placement and order for the same model at other shapes, as `apply` runs it.
+
+    Ops that both graphs have keep their device and their order; others run where their module
+    does. Simulating the result says what the plan costs at these shapes.
+
+    Parameters
+    ----------
+    plan
+        The plan.
+    made_for
+        The graph that the plan was made for.
+    problem
+        The same model at other shapes, on a cluster that has the plan's devices.
+
+    Raises
+    ------
+    InputError
+        The plan was made for another graph than `made_for`, or names a device that the cluster
+        does not have.
+    """
+    placing = Placing.of_plan(plan, made_for).carry_over(problem.graph)
+    number = [problem.cluster.device_index(name) for name in placing.device_names]
+    started = [each for each in placing.sequence if isinstance(each, int)]
+    priorities = np.empty(problem.num_ops)
+    priorities[started] = np.arange(len(started), 0, -1)
+    placement = [number[device] for device in placing.placement]
+    return problem.check(Candidate(placement, "priority", priorities))
 
 
 def _find_twins(mine: Graph, theirs: Graph) -> list[int | None]:
