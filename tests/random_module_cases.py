@@ -12,6 +12,7 @@ import re
 import signal
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -490,22 +491,33 @@ def placed_play(case: Case) -> Iterator[Shown]:
     if case.mode == "step":
         how["optimizer"] = case.optimizer
     train = {} if case.mode == "forward" else {"train": True}
-    before = show(module, {}, None)
-    plan = make_plan(pw.capture(module, args, **how, **train).graph, case.placement)
-    changed = differences(show(module, {}, None), before)
-    assert not changed, f"capture changed the module: {changed[0][1]}"
+    with _unchanged(module, "capture"):
+        plan = make_plan(pw.capture(module, args, **how, **train).graph, case.placement)
     if case.mode == "step":
-        step = pw.TrainStep(plan, module, args, **how)
+        with _unchanged(module, "TrainStep"):
+            step = pw.TrainStep(plan, module, args, **how)
         try:
             yield from play_steps(case, module, step)
         finally:
             step.close()
         return
-    placed = pw.apply(plan, module, args, **how, **train)
+    with _unchanged(module, "apply"):
+        placed = pw.apply(plan, module, args, **how, **train)
     try:
         yield from play(case, placed, placed)
     finally:
         placed._calls.close()
+
+
+@contextmanager
+def _unchanged(module: nn.Module, what: str) -> Iterator[None]:
+    """Check that a module is what it was, whether what is done with it was refused or not."""
+    before = show(module, {}, None)
+    try:
+        yield
+    finally:
+        changed = differences(show(module, {}, None), before)
+        assert not changed, f"{what} changed the module: {changed[0][1]}"
 
 
 def check(case: Case, ignored: frozenset[str] = frozenset()) -> Outcome:
