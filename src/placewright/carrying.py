@@ -44,22 +44,24 @@ class Placing:
         InputError
             The plan was made for another graph.
         """
-        mine, theirs = plan.graph.fingerprint, graph.fingerprint
-        if mine != theirs:
-            raise InputError(
-                f"Plan `{plan.name}` was made for model `{plan.graph.name}` (fingerprint"
-                f" {mine[:12]}); this one, `{graph.name}`, has another fingerprint"
-                f" ({theirs[:12]}): its structure, its shapes, its loss or its optimiser differ."
-                " Make a new plan."
-            )
+        check_made_for(plan, graph)
         names = tuple(dict.fromkeys(plan.devices.values()))
         index = {name: k for k, name in enumerate(names)}
         tensors = {graph.tensor_name(t): t for t in range(graph.num_tensors)}
-        sequence: list[Started] = [
-            graph.op_index[each] if isinstance(each, str) else (tensors[each[0]], index[each[1]])
-            for each in plan.sequence
-        ]
-        return cls(graph, [index[plan.devices[name]] for name in graph.op_names], sequence, names)
+        try:
+            placement = [index[plan.devices[name]] for name in graph.op_names]
+            sequence: list[Started] = [
+                graph.op_index[each]
+                if isinstance(each, str)
+                else (tensors[each[0]], index[each[1]])
+                for each in plan.sequence
+            ]
+        except KeyError as error:
+            raise InputError(
+                f"Plan `{plan.name}` was edited: its devices and its sequence disagree about"
+                f" {error}. Make the plan again."
+            ) from None
+        return cls(graph, placement, sequence, names)
 
     def carry_over(self, graph: Graph) -> Placing:
         """
@@ -73,6 +75,25 @@ class Placing:
         twins = _find_twins(self.graph, graph)
         placement = _place(self, graph, twins)
         return Placing(graph, placement, _order(self, graph, twins), self.device_names)
+
+
+def check_made_for(plan: Plan, graph: Graph) -> None:
+    """
+    Check that a plan was made for a graph.
+
+    Raises
+    ------
+    InputError
+        It was made for another one.
+    """
+    mine, theirs = plan.graph.fingerprint, graph.fingerprint
+    if mine != theirs:
+        raise InputError(
+            f"Plan `{plan.name}` was made for model `{plan.graph.name}` (fingerprint"
+            f" {mine[:12]}); this one, `{graph.name}`, has another fingerprint"
+            f" ({theirs[:12]}): its structure, its shapes, its loss or its optimiser differ."
+            " Make a new plan."
+        )
 
 
 def carry_over(plan: Plan, made_for: Graph, problem: Problem) -> Candidate:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from placewright.carrying import Placing, Started
+from placewright.carrying import Placing, Started, check_made_for
 from placewright.errors import InputError
 from placewright.execute._probe_memory import available_bytes
 from placewright.execute.devices import Lanes, find_devices, torch_device_of
@@ -147,9 +147,9 @@ def placing_of(plan: Plan, capture: Capture) -> Placing:
         The plan is for another model, for devices that are not here, or needs more memory than
         there is.
     """
-    placing = Placing.of_plan(plan, capture.graph)
+    check_made_for(plan, capture.graph)
     check_room(plan)
-    return placing
+    return Placing.of_plan(plan, capture.graph)
 
 
 def sequence_of(timeline: Timeline) -> list[Started]:

@@ -320,7 +320,9 @@ class Recorder(TorchDispatchMode):
         if func is _AS_STRIDED and reads[0] is not self.value_of(args[0]):
             node.args = (*node_args[:3], result.storage_offset())
             node.kwargs = {}
+            node.meta["called_on"] = self.value_of(args[0])  # whose gradient it has
         writes = self._written(func, args, kwargs)
+        _check_lists(func, args, writes)
         for value in writes:
             self._keep_constant(value)
         sources = self._sources(func, args, kwargs)
@@ -417,6 +419,26 @@ class Recorder(TorchDispatchMode):
             given = args[k] if k < len(args) else kwargs.get(name)
             found += [self.value_of(tensor) for tensor in _tensors(given)]
         return tuple(found)
+
+
+def _check_lists(func: Any, args: Any, writes: Sequence[Value]) -> None:
+    """
+    Check that autograd follows what a call overwrites: PyTorch loses the gradient of views that
+    are overwritten as a list (``torch._foreach_mul_``) while a dispatch mode is on.
+
+    Raises
+    ------
+    InputError
+        It does not.
+    """
+    if not writes or not isinstance(args[0], (tuple, list)) or not torch.is_grad_enabled():
+        return
+    if any(tensor.requires_grad and tensor._is_view() for tensor in _tensors(args[0])):
+        name = func._schema.name.partition("::")[2]
+        raise InputError(
+            f"`forward` calls `{name}` on a view that has a gradient, which PyTorch does not trace."
+            " Overwrite the tensors one by one, or clone them first."
+        )
 
 
 def empty_twin(tensor: torch.Tensor, device: str) -> torch.Tensor:

@@ -335,7 +335,7 @@ def _record(
     name: str | None,
     sums_at_end: bool,
 ) -> Capture:
-    with explained(recorder), _without_autocast_cache(), swapped(module, recorder) as fakes:
+    with explained(recorder), _autocast_cache(), swapped(module, recorder) as fakes:
         step = _Step(module, recorder, fakes)
         with torch.set_grad_enabled(has_gradients), recorder.fake, recorder:
             trace(step)
@@ -366,14 +366,12 @@ def _trace_to_run(
 
 
 @contextmanager
-def _without_autocast_cache() -> Iterator[None]:
-    """Meanwhile, have autocast keep no weights that it has cast: they are fake."""
-    before = torch.is_autocast_cache_enabled()
-    torch.set_autocast_cache_enabled(False)
+def _autocast_cache() -> Iterator[None]:
+    """Have autocast forget the weights that it has cast meanwhile: they are fake."""
     try:
         yield
     finally:
-        torch.set_autocast_cache_enabled(before)
+        torch.clear_autocast_cache()
 
 
 @contextmanager
@@ -639,7 +637,7 @@ class _Step:
             item = None
             if value.parent is None:
                 return None
-            value = value.parent
+            value = node.meta.get("called_on", value.parent)
             if node in writing:
                 continue  # it gives back what it has overwritten
             has_graph = node.meta["has_graph"]
