@@ -38,10 +38,11 @@ MAY_IMPORT = {
     "trace": {"files", "timeline"},
     "frontends": set(),
     "frontends._work": set(),
-    "frontends._recorder": {"errors", "frontends._work"},
+    "frontends._known_values": set(),
+    "frontends._recorder": {"errors", "frontends._known_values", "frontends._work"},
     "frontends._fold": {"frontends._recorder", "frontends._work", "graph", "graph_file"},
     "frontends._optimizers": {"errors"},
-    "frontends._explain": {"errors", "frontends._recorder"},
+    "frontends._explain": {"errors", "frontends._known_values", "frontends._recorder"},
     "frontends._modules": {"frontends._recorder"},
     "frontends.torch": {
         "errors", "frontends._checks", "frontends._explain", "frontends._fold", "frontends._hooks",
@@ -213,7 +214,7 @@ MAY_IMPORT = {
         "execute.graphs", "execute.program",
     },
     "execute.applying": {
-        "carrying", "errors", "execute.call_effects", "execute.calls", "execute.devices",
+        "carrying", "errors", "execute.call_effects", "execute.calls", "execute.devices", "execute.generate",
         "execute.placed", "execute.program", "execute.residents", "frontends._structures",
         "frontends._work", "frontends.torch", "plan",
     },
@@ -225,22 +226,31 @@ MAY_IMPORT = {
     "execute._wire": {"plan"},
     "execute._torch_library": set(),
     "execute._peaks": {"execute._torch_library", "execute.placed"},
-    "execute._candidate": {
-        "errors", "execute._peaks", "execute._wire", "execute.devices", "execute.placed",
-        "frontends.torch",
+    "execute._eager": {
+        "execute._peaks", "execute.allocation", "execute.devices", "frontends._optimizers",
+        "frontends._structures", "frontends.torch",
     },
+    "execute._candidate": {
+        "errors", "execute._eager", "execute._peaks", "execute._wire", "execute.devices",
+        "execute.placed", "frontends._structures", "frontends.torch", "load",
+    },
+    "execute._eager_process": {"execute._candidate", "execute._wire"},
     "execute._template": {
         "errors", "execute._candidate", "execute._torch_library", "execute._wire",
         "frontends._modules", "frontends._structures", "frontends.torch", "load",
     },
     "execute.processes": {"errors", "execute._cores", "execute._wire", "load", "units"},
+    "execute._jobs": {
+        "cluster", "execute._lanes", "execute._wire", "execute.processes", "plan",
+    },
     "execute.measuring": {
-        "cluster", "errors", "execute._statistics", "execute._wire", "execute.processes", "plan",
+        "cluster", "errors", "execute._cores", "execute._jobs", "execute._statistics",
+        "execute._wire", "execute.processes", "plan",
     },
     "execute.measured": {
-        "errors", "evaluate", "execute._lanes", "execute._probe_memory", "execute._wire",
-        "execute.measuring", "execute.placed", "execute.processes", "graph", "problem",
-        "simulator", "timeline",
+        "errors", "evaluate", "execute._jobs", "execute._lanes", "execute._probe_memory",
+        "execute._wire", "execute.measuring", "execute.placed", "execute.processes", "graph",
+        "problem", "simulator", "timeline",
     },
     "execute.replayed_peaks": {"graph", "timeline"},
     "execute.replay": {"_compiling", "costs", "execute._lanes", "graph", "timeline"},
@@ -255,9 +265,10 @@ MAY_IMPORT = {
     "execute.residents": {"errors", "execute.devices", "frontends._modules", "frontends.torch"},
     "execute.module_watch": {"frontends._hooks", "frontends._modules"},
     "execute.call_effects": {
-        "errors", "execute._copies", "frontends._recorder", "frontends._structures",
-        "frontends.torch",
+        "errors", "execute._copies", "frontends._modules", "frontends._recorder",
+        "frontends._structures", "frontends.torch",
     },
+    "execute.generate": set(),
     "execute.calls": {"errors", "execute.module_watch", "frontends._structures"},
     "execute.train_step": {
         "errors", "execute.call_effects", "execute.calls", "execute.devices", "execute.placed",

@@ -30,6 +30,7 @@ from placewright.execute.call_effects import (
 )
 from placewright.execute.calls import Programs, Signature, read_arguments
 from placewright.execute.devices import Lanes, find_devices
+from placewright.execute.generate import SETS, generation_of
 from placewright.execute.placed import PlacedStep, placing_of
 from placewright.execute.program import Parts
 from placewright.execute.residents import Residents
@@ -211,6 +212,7 @@ class Calls:
         self.signature = Signature(module.forward)
         kinds = {device.kind for device in find_devices(placing.device_names)}
         self.programs: Programs[Call] = Programs(self.placed, kinds)
+        self.programs.watch.ignore([("", name) for name in SETS])
         self.lanes, self._residents = Lanes(), Residents(self._module)
         self._variants: dict[Any, list[Call]] = {}  # by kind of call, where there are several
 
@@ -618,12 +620,13 @@ def _make_placed(module: torch.nn.Module, calls: Calls) -> torch.nn.Module:
 
     forward.__doc__ = kind.forward.__doc__
     forward.__signature__ = inspect.signature(kind.forward)  # type: ignore[attr-defined]
-    words = {
+    words: dict[str, Any] = {
         "__module__": kind.__module__,
         "__qualname__": kind.__qualname__,
         "_calls": calls,
         "forward": torch._disable_dynamo(forward),  # type: ignore[attr-defined]
     }
+    words |= generation_of(kind)
     made: torch.nn.Module = object.__new__(type(kind.__name__, (PlacedModule, kind), words))
     made.__dict__.update({key: v for key, v in module.__dict__.items() if key != "forward"})
     return made

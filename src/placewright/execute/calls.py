@@ -169,7 +169,8 @@ class Programs(Generic[Made]):
         self._has_told_many = True
         warnings.warn(
             f"More than {MAX_PROGRAMS} kinds of calls were met, and older programs are made again."
-            " Pad inputs to a few lengths, and pass numbers that change as tensors.",
+            " Pad inputs to a few lengths, pass numbers that change as tensors, and use a cache of"
+            ' fixed size (`cache_implementation="static"`), as `generate` does by itself.',
             NewProgramWarning,
             stacklevel=2,
         )
