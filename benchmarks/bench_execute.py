@@ -2,8 +2,10 @@
 What running a plan costs beside plain PyTorch, and what a second device brings.
 
 A plan with one device against the same step in eager PyTorch (forward, loss, backward, update), on
-one core, on all cores, and on a GPU where there is one; and a model with two parallel branches on
-two cores against one, as simulated and as measured. Steps alternate; figures are ratios of medians.
+one core, on all cores, and on a GPU where there is one; beside a plan for one core, also eager
+PyTorch on all of them. A model with two parallel branches on two cores against one, as simulated
+and as measured, and against eager PyTorch. What a call costs before its step begins, and a new
+shape. Steps alternate; figures are ratios of medians. What others use of the cores is said.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import copy
 import functools
 import os
 import statistics
+import sys
 import tempfile
 import textwrap
 import time
@@ -27,8 +30,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import placewright as pw
+from benchmarks import placed_calls
 from benchmarks.figures import Figure
 from placewright.execute.devices import Lane, find_device
+from placewright.execute.load_watch import LoadWatch
 from placewright.execute.placed import PlacedStep
 from placewright.zoo.resnet import ResNet
 from placewright.zoo.transformers import Gpt2
@@ -38,10 +43,16 @@ STEPS, WARM_UP = 11, 4
 
 def run() -> list[Figure]:
     """Measure everything that this machine can."""
-    figures = [*_against_eager("cpu:0"), *_against_eager("cpu")]
+    watch = LoadWatch()
+    print(watch.before, file=sys.stderr)
+    figures = placed_calls.figures(_cluster("cpu:0"))
+    figures += [*_against_eager("cpu:0"), *_against_eager("cpu")]
     if torch.cuda.is_available():
         figures += _against_eager("cuda:0")
-    return [*figures, *_two_branches()]
+    figures += _two_branches()
+    load = watch.end()
+    print("" if load is None else load.words(), file=sys.stderr)
+    return figures
 
 
 def _classified(logits: Tensor, labels: Tensor) -> Tensor:
@@ -131,16 +142,32 @@ def _one_device(
         if device.kind == "cuda":
             torch.cuda.synchronize()
 
-    lane = Lane(device)  # eager PyTorch on the same core
+    lanes = [Lane(device)]  # eager PyTorch on the same core
+    if len(device.cores) == 1:
+        lanes.append(Lane(find_device("cpu")))  # and on all of them
+    alone = [functools.partial(_wait_for, lane, eager) for lane in lanes]
     runs = [functools.partial(placed.run, [*x, *y]) for placed in every]
-    eager_s, *placed_s = _alternate(lambda: lane.submit(eager).result(), *runs)
-    for each in (lane, *every):
+    times_s = _alternate(*alone, *runs)
+    eager_s, placed_s = times_s[: len(alone)], times_s[len(alone) :]
+    for each in (*lanes, *every):
         each.close()
-    words = f"{label} on {name}: a plan over eager PyTorch ({eager_s * 1e3:.1f} ms)"
-    figures = [Figure(words, placed_s[0] / eager_s, "x", 1.05, at_most=True)]
-    if len(every) > 1:
-        plain = f"{label} on {name}: the same without CUDA graphs"
-        figures.append(Figure(plain, placed_s[1] / eager_s, "x"))
+    return _compared(label, name, eager_s, placed_s)
+
+
+def _wait_for(lane: Lane, work: Callable[[], None]) -> None:
+    lane.submit(work).result()
+
+
+def _compared(label: str, name: str, eager_s: list[float], placed_s: list[float]) -> list[Figure]:
+    """Hold a plan's times, with CUDA graphs and without, against those of eager PyTorch."""
+    words = f"{label} on {name}: a plan over eager PyTorch ({eager_s[0] * 1e3:.1f} ms)"
+    figures = [Figure(words, placed_s[0] / eager_s[0], "x", 1.05, at_most=True)]
+    if len(eager_s) > 1:
+        words = f"{label} on {name}: a plan over eager PyTorch on all cores"
+        figures.append(Figure(words, placed_s[0] / eager_s[1], "x"))
+    if len(placed_s) > 1:
+        words = f"{label} on {name}: the same without CUDA graphs"
+        figures.append(Figure(words, placed_s[1] / eager_s[0], "x"))
     return figures
 
 
@@ -180,4 +207,5 @@ def _two_branches() -> list[Figure]:
         Figure("two branches: two cores as devices over one", one_s / two_s, "x", 1.6),
         Figure("two branches: the same, simulated", simulated, "x"),
         Figure("two branches: plain PyTorch on all cores over one device", one_s / eager_s, "x"),
+        Figure("two branches: two cores as devices over plain PyTorch", eager_s / two_s, "x"),
     ]

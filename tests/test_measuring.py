@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -20,16 +21,17 @@ from typer.testing import CliRunner
 from placewright.cli import app
 from placewright.cluster import Cluster
 from placewright.errors import InputError
-from placewright.load import load_model, load_problem, load_step
+from placewright.load import load_cluster, load_model, load_problem, load_step
 from placewright.placing import place
 from placewright.plan import Plan
-from placewright.problem import Candidate
+from placewright.problem import Candidate, Problem
 from placewright.simulator import simulate
 
 torch = pytest.importorskip("torch")
 
 from placewright.execute import measured, measuring, processes  # noqa: E402
 from placewright.execute._candidate import flush_denormals, rest, shorten  # noqa: E402
+from placewright.execute._jobs import job_of_plan, memory_caps  # noqa: E402
 from placewright.execute._statistics import (  # noqa: E402
     FEWEST,
     compare_medians,
@@ -42,9 +44,7 @@ from placewright.execute.measured import MeasuredEvaluator  # noqa: E402
 from placewright.execute.measuring import (  # noqa: E402
     Effort,
     compare_with_best,
-    job_of_plan,
     measure_jobs,
-    memory_caps,
 )
 from placewright.execute.processes import CandidateError, Template  # noqa: E402
 
@@ -598,7 +598,7 @@ def test_a_measurement_that_is_stopped_leaves_nothing(folder, model, problem, ho
     assert {*os.listdir("/dev/shm")} <= shared
     if how == signal.SIGINT:
         assert command.returncode == 130
-        assert said.splitlines()[1:] == ["Stopped: nothing was measured to its end."]
+        assert said.splitlines()[-1] == "Stopped: nothing was measured to its end."
 
 
 @needs_cores
@@ -713,6 +713,12 @@ def test_candidates_that_fail_come_last(folder, model, borrowed):
     assert result.history == ()
 
 
+def test_devices_that_are_not_here_are_refused_before_anything_is_built(gpt2):
+    far = Problem(gpt2.graph, load_cluster("two-hosts"))
+    with pytest.raises(InputError, match="This machine has no device"):
+        MeasuredEvaluator(far, "tiny-gpt2")
+
+
 def test_only_the_same_problem_and_objective_are_measured(evaluator, gpt2, problem, borrowed):
     with pytest.raises(InputError, match="Only `latency` can be measured"):
         MeasuredEvaluator(problem, "tiny-gpt2", objective="throughput")
@@ -732,6 +738,11 @@ def test_the_place_command_measures(folder, model, borrowed, monkeypatch):
     budget = ["--budget", "9 samples", "--measured", "--prescreen"]
     done = CliRunner().invoke(app, ["place", model, *box, *budget])
     assert done.exit_code == 0, done.output
+    said = done.stderr.splitlines()
+    assert said[0].startswith("Building ")
+    assert any(
+        re.fullmatch(r"The best \d are run again, in turns: up to \d+ s\.\.\.", s) for s in said
+    )
     assert "placements were run." in done.stderr
     assert "Measured step time" in done.stdout
     assert "(9 tried in" in done.stdout

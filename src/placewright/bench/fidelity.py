@@ -24,8 +24,9 @@ from placewright.bench.fidelity_fit import reachable_order
 from placewright.bench.fidelity_plans import FidelityPlan, draw_plans
 from placewright.cluster import Cluster
 from placewright.errors import InputError
+from placewright.execute._jobs import job_of_plan
 from placewright.execute._wire import Job
-from placewright.execute.measuring import Effort, Measurement, job_of_plan, measure_jobs
+from placewright.execute.measuring import Effort, Measurement, measure_jobs
 from placewright.execute.op_times import measured_costs, processor_model, torch_version
 from placewright.execute.processes import Template
 from placewright.load import load_capture, load_cluster

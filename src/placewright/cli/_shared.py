@@ -25,6 +25,10 @@ STILL_S = 10.0
 """How often it is said that something goes on which cannot tell how far it is."""
 
 
+TICK_S = 1.0
+"""How often work in other processes is looked at, and what it may take before that is said."""
+
+
 @contextmanager
 def user_errors() -> Iterator[None]:
     """Turn a wrong input, or an output that cannot be written, into a sentence and exit code 2."""
@@ -111,9 +115,14 @@ def show_progress(problem: Problem, is_quiet: bool) -> Iterator[Callable[[Run], 
 
 
 class TimedWork:
-    """What a command shows while it times something: where it is, and who else uses the cores."""
+    """
+    What a command shows while it times something: where it is, and who else uses the cores.
 
-    def __init__(self, is_quiet: bool) -> None:
+    With `ticks`, what goes on is said again while it takes long, by a thread: for work that is
+    timed in other processes.
+    """
+
+    def __init__(self, is_quiet: bool, *, ticks: bool = False) -> None:
         from placewright.execute.load_watch import LoadWatch
         from placewright.report.live import LiveLine
 
@@ -121,12 +130,27 @@ class TimedWork:
         self.load: Load | None = None  # once it is over
         if self._watch.before:
             self.say(self._watch.before)
+        self._words, self._since_s = "", time.monotonic()
+        self._is_over, self._turn = threading.Event(), threading.Lock()
+        self._ticker = threading.Thread(target=self._tick, daemon=True)
+        if ticks:
+            self._ticker.start()
 
     def __call__(self, words: str) -> None:
         """Show where the work is."""
-        self._watch.look()
-        if not self._is_quiet:
-            self._line(words)
+        with self._turn:
+            self._watch.look()
+            self._words, self._since_s = words, time.monotonic()
+            if not self._is_quiet:
+                self._line(words)
+
+    def _tick(self) -> None:
+        while not self._is_over.wait(TICK_S):
+            with self._turn:
+                self._watch.look()
+                took_s = time.monotonic() - self._since_s
+                if self._words and took_s > TICK_S and not self._is_quiet:
+                    self._line(f"{self._words} ({took_s:.0f} s so far)")
 
     def say(self, words: str) -> None:
         """Say something that stays."""
@@ -135,6 +159,9 @@ class TimedWork:
 
     def close(self) -> None:
         """Look at the cores for the last time."""
+        self._is_over.set()
+        if self._ticker.is_alive():
+            self._ticker.join()
         if not self._is_quiet:
             self._line.close()
         self.load = self._watch.end()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
 from placewright.cli._options import JsonOption
-from placewright.cli._shared import print_json, print_out, say_unless, user_errors
+from placewright.cli._shared import TimedWork, print_json, print_out, user_errors
 
 if TYPE_CHECKING:
     from placewright.cluster import Cluster
@@ -51,20 +52,30 @@ def measure(
         bool,
         typer.Option("--race", help="Drop plans that are clearly not the fastest on the way."),
     ] = False,
+    eager: Annotated[
+        bool,
+        typer.Option(
+            "--eager/--no-eager",
+            help="Time the same step in plain PyTorch, too: on all cores, or on the GPU alone where"
+            " a plan uses one.",
+        ),
+    ] = True,
     seed: Annotated[int, typer.Option(min=0, help="Of the order in which plans take turns.")] = 0,
     as_json: JsonOption = False,
 ) -> None:
     """
-    Run plans on this machine and time their steps.
+    Run plans on this machine and time their steps, beside plain PyTorch.
 
-    Each plan runs in a process of its own; several take turns. Says the median step time and how
-    sure it is, what memory the devices held, and how far the simulation was off. Let nothing else
-    run meanwhile. Exit code 1: a plan ran out of memory or time, or crashed.
+    Each plan runs in a process of its own, and so does the same step in plain PyTorch; all take
+    turns. Says the median step time and how sure it is, whether the plan is faster than plain
+    PyTorch, what memory the devices held, and how far the simulation was off. Let nothing else run
+    meanwhile; what others used of the cores is said. Exit code 1: a plan ran out of memory or time,
+    or crashed.
 
     `placewright measure gpt2-small --plan run/plan.json --plan other/plan.json`
     """
     with user_errors():
-        from placewright.execute.measuring import Effort, compare_with_best
+        from placewright.execute.measuring import Effort, compare_with_best, compare_with_eager
         from placewright.execute.measuring import measure as run_plans
         from placewright.load import load_cluster
         from placewright.report.measurements import describe_measurements, show_measurements
@@ -73,17 +84,30 @@ def measure(
         effort = Effort(max_steps=steps, limit_s=parse_time(limit, "`--limit`"))
         plans = _load(plan)
         caps = None if cluster is None else load_cluster(cluster)
-        say_unless(as_json)(f"Building {model} to run it...")
         try:
-            found = run_plans(model, plans, cluster=caps, effort=effort, drops=race, seed=seed)
+            with closing(TimedWork(as_json, ticks=True)) as work:
+                work(f"Building {model} to run it...")
+                found = run_plans(
+                    model,
+                    plans,
+                    cluster=caps,
+                    effort=effort,
+                    drops=race,
+                    seed=seed,
+                    eager=eager,
+                    progress=work,
+                )
         except KeyboardInterrupt:
             typer.echo("Stopped: nothing was measured to its end.", err=True)
             raise typer.Exit(130) from None
-        ratios = compare_with_best(found, seed)
+        ratios, beside = compare_with_best(found, seed), compare_with_eager(found, seed)
         if as_json:
-            print_json(describe_measurements(found, plans, ratios))
+            told = describe_measurements(found, plans, ratios, beside)
+            print_json(told | work.describe_load())
         else:
-            print_out(show_measurements(found, plans, ratios, caps), WIDE)
+            print_out(show_measurements(found, plans, ratios, beside, caps), WIDE)
+            if work.disturbance:
+                print_out(work.disturbance)
     raise typer.Exit(0 if all(_is_fine(each, caps) for each in found) else 1)
 
 
@@ -100,7 +124,7 @@ def _load(paths: list[Path]) -> dict[str, Plan]:
 
 def _is_fine(found: Measurement, cluster: Cluster | None) -> bool:
     """Tell whether a plan ran, and fitted what it was given."""
-    if found.failure is not None or cluster is None:
-        return found.failure is None
+    if found.eager or found.failure is not None or cluster is None:
+        return bool(found.eager) or found.failure is None
     sizes = dict(zip(cluster.device_names, cluster.memory_bytes.tolist(), strict=True))
     return all(peak is None or peak <= sizes[name] for name, peak in found.peak_bytes.items())

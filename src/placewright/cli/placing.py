@@ -25,6 +25,7 @@ from placewright.cli._shared import (
     print_json,
     print_out,
     say_unless,
+    says_after,
     show_progress,
     split_words,
     user_errors,
@@ -211,11 +212,12 @@ def _measure(
     """Give what runs placements, ready."""
     from placewright.execute.measured import PRESCREEN, MeasuredEvaluator
 
-    say_unless(is_quiet)(f"Building {model} to run it...")
+    say = say_unless(is_quiet)
     factor = PRESCREEN if prescreens else None
-    evaluator = MeasuredEvaluator(problem, model, prescreen=factor, objective=objective)
+    evaluator = MeasuredEvaluator(problem, model, prescreen=factor, objective=objective, say=say)
     try:
-        evaluator.prepare()
+        with nullcontext() if is_quiet else says_after(0.0, f"Building {model} to run it..."):
+            evaluator.prepare()
     except BaseException:
         evaluator.close()
         raise

@@ -9,27 +9,35 @@ is told to, when whoever asked has gone, or after its first failure.
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import resource
+import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn, Protocol
 
+import msgspec
 import torch
 from torch import Tensor
 
 from placewright.errors import InputError
+from placewright.execute._eager import EagerStep
 from placewright.execute._peaks import measure_peaks
 from placewright.execute._wire import Failed, Job, Peaks, Ready, Run, Times, Weigh, Wire
 from placewright.execute.devices import torch_device_of
 from placewright.execute.placed import PlacedStep, free_bytes
+from placewright.frontends._structures import leaves_of
 from placewright.frontends.torch import Capture
+from placewright.load import load_step
 
 LOOK_S, MAX_REST_S = 0.01, 0.2
 """How long to look whether threads are at work (the system counts in steps of 4 ms), and in all."""
+
+_FED = ("inputs", "kwargs", "targets")
 
 _SIGNS = (
     "MemoryError",
@@ -46,14 +54,61 @@ _SIGNS = (
 class Model:
     """What a template has made: a step with real weights and inputs, on the CPU."""
 
+    name: str
     capture: Capture
-    module: torch.nn.Module
+    arguments: Mapping[str, Any]  # of `placewright.capture`
     fed: list[Tensor]
+
+    @property
+    def module(self) -> torch.nn.Module:
+        """Return the module."""
+        module: torch.nn.Module = self.arguments["module"]
+        return module
+
+
+class Work(Protocol):
+    """A step that is ready to run."""
+
+    @property
+    def num_cores(self) -> int:
+        """Count the cores of the device that has most of them."""
+
+    def run(self) -> None:
+        """Run it once."""
+
+    def peaks(self) -> dict[str, int | None]:
+        """Run it and return the most that each device holds, in bytes; None: unknown."""
+
+
+class PlacedWork:
+    """A step as planned; inputs are where the plan has them, which is no part of the step."""
+
+    def __init__(self, model: Model, job: Job) -> None:
+        self._step = _place(model, job)
+        flush_denormals(self._step)
+        self._homes = _fed_devices(model, job)
+        where = {device.name: device.torch_device for device in self._step.runner.devices}
+        pairs = zip(model.fed, self._homes, strict=True)
+        self._fed = [tensor.to(where[home]) for tensor, home in pairs]
+
+    @property
+    def num_cores(self) -> int:
+        """Count the cores of the device that has most of them."""
+        return max(len(device.cores) for device in self._step.runner.devices)
+
+    def run(self) -> None:
+        """Run the step once."""
+        self._step.run(self._fed)
+
+    def peaks(self) -> dict[str, int | None]:
+        """Run the step, and end with it."""
+        return measure_peaks(self._step, self._fed, self._homes)
 
 
 def is_memory(words: str) -> bool:
     """Tell by an error's words whether memory ran out."""
-    return any(sign in words for sign in _SIGNS)
+    # oneDNN's kernels are machine code that it makes; of others it says what they would be for.
+    return words.endswith("could not create a primitive") or any(sign in words for sign in _SIGNS)
 
 
 def shorten(words: str) -> str:
@@ -68,9 +123,30 @@ def shorten(words: str) -> str:
 
 def obey(wire: Wire, model: Model) -> None:
     """Place the step as the first message says, then do what is asked until the other end goes."""
+    with _told(wire):
+        job = wire.receive(Job)
+        if job.eager.startswith("cuda"):
+            _begin_anew(wire, model.name, job)
+        with _within_memory(job, _size_of(model.fed)):
+            eager = job.eager
+            _obey(wire, EagerStep(model.arguments, eager) if eager else PlacedWork(model, job))
+
+
+def obey_eager(wire: Wire, name: str, job: Job) -> None:
+    """Build a model and run its step in plain PyTorch, as asked, until the other end goes."""
+    with _told(wire):
+        arguments = load_step(name)
+        fed = [leaf for key in _FED for leaf in leaves_of(arguments.get(key))]
+        with _within_memory(job, _size_of(fed)):
+            _obey(wire, EagerStep(arguments, job.eager))
+
+
+@contextlib.contextmanager
+def _told(wire: Wire) -> Iterator[None]:
+    """Meanwhile, tell the other end what fails, and go when it does."""
     try:
         with contextlib.suppress(EOFError):
-            _obey(wire, model)
+            yield
     except InputError as error:
         _give_up(wire, Failed("input", str(error)))
     except Exception as error:  # whatever it is: the candidate's result
@@ -78,25 +154,30 @@ def obey(wire: Wire, model: Model) -> None:
         _give_up(wire, Failed("memory" if is_memory(words) else "crash", shorten(words)))
 
 
-def _obey(wire: Wire, model: Model) -> None:
-    job = wire.receive(Job)
-    with _within_memory(job, sum(tensor.untyped_storage().nbytes() for tensor in model.fed)):
-        step = _place(model, job)
-        flush_denormals(step)
-        homes = _fed_devices(model, job)
-        # A plan has inputs on devices, too: how they get there is not a part of the step.
-        where = {device.name: device.torch_device for device in step.runner.devices}
-        fed = [tensor.to(where[home]) for tensor, home in zip(model.fed, homes, strict=True)]
-        wire.send(Ready())
-        while True:
-            asked = wire.receive(Run | Weigh)  # type: ignore[arg-type]
-            if isinstance(asked, Run):
-                times_s = _run(step, fed, asked)
-                if any(len(device.cores) > 1 for device in step.runner.devices):
-                    rest()
-                wire.send(Times(times_s))
-            else:
-                wire.send(Peaks(measure_peaks(step, fed, homes)))
+def _obey(wire: Wire, work: Work) -> NoReturn:
+    wire.send(Ready())
+    while True:
+        asked = wire.receive(Run | Weigh)  # type: ignore[arg-type]
+        if isinstance(asked, Run):
+            times_s = _run(work, asked)
+            if work.num_cores > 1:
+                rest()
+            wire.send(Times(times_s))
+        else:
+            wire.send(Peaks(work.peaks()))
+
+
+def _begin_anew(wire: Wire, name: str, job: Job) -> NoReturn:
+    """Make this process, that was forked, a fresh one that does the job."""
+    end = wire.socket.fileno()
+    os.set_inheritable(end, True)
+    words = [str(end), name, msgspec.json.encode(job).decode()]
+    command = [sys.executable, "-m", "placewright.execute._eager_process", *words]
+    os.execv(sys.executable, command)
+
+
+def _size_of(tensors: list[Tensor]) -> int:
+    return sum(tensor.untyped_storage().nbytes() for tensor in tensors)
 
 
 def _give_up(wire: Wire, failed: Failed) -> None:
@@ -122,13 +203,13 @@ def flush_denormals(step: PlacedStep) -> None:
         lane.submit(lambda: torch.set_flush_denormal(True)).result()
 
 
-def _run(step: PlacedStep, fed: list[Tensor], asked: Run) -> list[float]:
+def _run(work: Work, asked: Run) -> list[float]:
     times_s: list[float] = []
     now_s = time.perf_counter()
     until_s = now_s + asked.limit_s
     while len(times_s) < asked.num_steps and now_s < until_s:
         begin_s = time.perf_counter()
-        step.run(fed)
+        work.run()
         now_s = time.perf_counter()
         times_s.append(now_s - begin_s)
     return times_s

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -102,10 +102,30 @@ def _allocated_peaks(step: PlacedStep, fed: Sequence[Tensor]) -> Mapping[int, in
         step.run(fed)
         for lane in lanes.values():
             lane.submit(library[_LEAVE]).result()
+    return _peaks(_events_of(profiler))
+
+
+def measure_own_peak(run: Callable[[], None], held_bytes: int, where: torch.device) -> int:
+    """
+    Run a step that this thread computes; give the most that its device held, as `measure_peaks`.
+
+    `held_bytes` is what the CPU holds before; a GPU counts that itself.
+    """
+    if where.type == "cuda":
+        most = torch.cuda.max_memory_allocated(where)
+        return int(most) - _library_bytes([where])[where]
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        with record_function(f"{_MARK}0"):
+            pass
+        run()
+    return held_bytes + _peaks(_events_of(profiler))[0]
+
+
+def _events_of(profiler: profile) -> list[Any]:
     assert profiler.profiler is not None
     results = profiler.profiler.kineto_results
     assert results is not None
-    return _peaks([*_walk(results.experimental_event_tree())])
+    return [*_walk(results.experimental_event_tree())]
 
 
 def _walk(events: Sequence[Any]) -> Iterator[Any]:

@@ -85,7 +85,7 @@ def _build(name: str) -> Model:
             f"`{name}` is built with tensors on `{elsewhere or 'cuda'}`; expected all on the CPU."
             " Build the module there: each plan puts its parameters where it wants them."
         )
-    return Model(captured, module, fed)
+    return Model(name, captured, arguments, fed)
 
 
 def _start_autograd() -> None:

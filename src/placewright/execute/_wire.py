@@ -54,6 +54,7 @@ class Ended(msgspec.Struct, frozen=True):
 class Job(msgspec.Struct, frozen=True, kw_only=True):
     """To a candidate: where its ops run, and the memory that it may use."""
 
+    eager: str = ""  # the device that plain PyTorch gets, instead of the next four
     plan: Plan | None = None  # instead of the next three
     device_names: tuple[str, ...] = ()
     placement: list[int] = []

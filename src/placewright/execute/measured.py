@@ -21,10 +21,12 @@ import numpy as np
 
 from placewright.errors import InputError
 from placewright.evaluate import Basis, Evaluations, Objective
+from placewright.execute._jobs import memory_caps
 from placewright.execute._lanes import whole_gpu
 from placewright.execute._probe_memory import GPU_HEADROOM_BYTES
 from placewright.execute._wire import Failure, Job
-from placewright.execute.measuring import Effort, measure_jobs, memory_caps
+from placewright.execute.devices import find_devices
+from placewright.execute.measuring import Effort, measure_jobs
 from placewright.execute.placed import free_bytes, sequence_of
 from placewright.execute.processes import CandidateError, CandidateProcess, Template, close_all
 from placewright.graph import IntArray
@@ -93,6 +95,8 @@ class MeasuredEvaluator:
         How long a candidate may take.
     num_finalists
         How many are measured again in the end (`confirm`).
+    say
+        Told that they are, which may take a while.
     """
 
     problem: Problem
@@ -105,6 +109,7 @@ class MeasuredEvaluator:
     objective: Objective = "latency"
     overlap: bool = True
     num_samples: int = 0
+    say: Callable[[str], None] | None = None
     outcomes: dict[bytes, Outcome] = field(default_factory=dict)
     basis: ClassVar[Basis] = "measured"
 
@@ -113,6 +118,7 @@ class MeasuredEvaluator:
             raise InputError("Only `latency` can be measured, one step after the other.")
         if self.prescreen is not None and not self.prescreen >= 1:
             raise InputError(f"`prescreen` is {self.prescreen}; expected a factor of at least 1.")
+        find_devices(self.problem.cluster.device_names)  # refuses those that are not here
         self._best_simulated_s = np.inf
         self._template = Template(self.model)
 
@@ -183,6 +189,9 @@ class MeasuredEvaluator:
             str(k): self._job(simulate(self.problem, outcome.candidate))
             for k, outcome in enumerate(finalists)
         }
+        if self.say is not None and jobs:
+            limit_s = FINAL_S * len(jobs)
+            self.say(f"The best {len(jobs)} are run again, in turns: up to {limit_s:.0f} s...")
         effort = Effort(max_steps=FINAL_STEPS, limit_s=FINAL_S, step_limit_s=self.limit_s)
         found = measure_jobs(self._template, jobs, effort, drops=True) if jobs else ()
         best = min(found, key=lambda each: each.median_s, default=None)

@@ -17,15 +17,17 @@ This module owns how a candidate is measured, and how several are compared:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
 from placewright.cluster import Cluster
 from placewright.errors import InputError
+from placewright.execute._cores import own_cores
+from placewright.execute._jobs import choose_eager, job_of_plan
 from placewright.execute._statistics import (
     LEAST_WARM_UP,
     WINDOW,
@@ -41,6 +43,10 @@ from placewright.execute.processes import CandidateError, CandidateProcess, Temp
 from placewright.plan import Plan
 
 Answer = TypeVar("Answer")
+Say = Callable[[str], None]
+
+EAGER = "plain PyTorch"
+"""What plain PyTorch is called among candidates."""
 
 MAX_WARM_UP = 60
 """Steps after which nothing more is expected to settle."""
@@ -86,6 +92,9 @@ class Measurement:
     peak_bytes: Mapping[str, int | None] = field(default_factory=dict)  # by device
     failure: Failure | None = None
     reason: str = ""
+    eager: str = ""  # the device, if this is plain PyTorch
+    num_cores: int = 0  # that plain PyTorch had
+    note: str = ""  # why it is this device
 
     @property
     def num_steps(self) -> int:
@@ -111,9 +120,11 @@ def measure(
     effort: Effort | None = None,
     drops: bool = False,
     seed: int = 0,
+    eager: bool = True,
+    progress: Say | None = None,
 ) -> tuple[Measurement, ...]:
     """
-    Run plans of a model on this machine and time their steps, several of them interleaved.
+    Run plans of a model on this machine and time their steps, in turns with plain PyTorch.
 
     Parameters
     ----------
@@ -127,14 +138,20 @@ def measure(
     effort
         How long to measure.
     drops
-        Drop those that are clearly not the fastest on the way.
+        Drop plans that are clearly not the fastest of them on the way.
     seed
         Of the order of turns.
+    eager
+        Whether the same step is timed in plain PyTorch, too: on a GPU if a plan uses one, on all
+        cores otherwise, or where the GPU has no room for it.
+    progress
+        Told where the work is.
 
     Returns
     -------
     tuple of Measurement
-        One a plan, in their order. One that failed says so and why.
+        One a plan, in their order, then that of plain PyTorch (`EAGER`), whose `eager` names its
+        device. One that failed says so and why.
 
     Raises
     ------
@@ -142,31 +159,18 @@ def measure(
         The model cannot be run; a plan is for another model or for devices that are not here, or
         needs more memory than is free.
     """
+    if EAGER in plans:
+        raise InputError(f"A plan is called `{EAGER}`, as what it is measured beside. Rename it.")
+    effort = effort or Effort()
     jobs = {name: job_of_plan(plan, cluster) for name, plan in plans.items()}
     with Template(model) as template:
-        return measure_jobs(template, jobs, effort or Effort(), drops=drops, seed=seed)
-
-
-def job_of_plan(plan: Plan, cluster: Cluster | None) -> Job:
-    """Make a candidate's job of a plan."""
-    if cluster is None:
-        return Job(plan=plan)
-    return Job(plan=plan, **memory_caps(cluster, {*plan.devices.values()}))
-
-
-def memory_caps(cluster: Cluster, used: Collection[str]) -> dict[str, Any]:
-    """
-    Give a job's caps: what CPU devices have together, and each GPU that is used.
-
-    Without a CPU device the process's own memory, which libraries of GPUs need, has no cap.
-    """
-    sizes = dict(zip(cluster.device_names, cluster.memory_bytes.tolist(), strict=True))
-    kinds = dict(zip(cluster.device_names, cluster.device_kinds, strict=True))
-    cpus = [size for name, size in sizes.items() if kinds[name] == "cpu"]
-    return {
-        "cpu_bytes": sum(cpus) if cpus else None,
-        "gpu_bytes": {n: sizes[n] for n in sizes if kinds[n] == "cuda" and n in used},
-    }
+        note = ""
+        if eager:
+            template.wait()
+            jobs[EAGER], note = choose_eager(template, plans.values(), cluster, effort.answer_s)
+        found = measure_jobs(template, jobs, effort, drops=drops, seed=seed, progress=progress)
+    cores = len(own_cores())
+    return tuple(replace(m, note=note, num_cores=cores) if m.eager else m for m in found)
 
 
 def measure_jobs(
@@ -177,6 +181,7 @@ def measure_jobs(
     drops: bool = False,
     seed: int = 0,
     between: Callable[[float], None] | None = None,
+    progress: Say | None = None,
 ) -> tuple[Measurement, ...]:
     """
     Measure candidates of a template, several of them interleaved: see `measure`.
@@ -184,25 +189,43 @@ def measure_jobs(
     `between` is called after each round of turns, with the seconds that it took.
     """
     racers: list[_Racer] = []
+    tell = progress or _say_nothing
     try:
         for name, job in jobs.items():
-            racers.append(_Racer(name, effort))
+            racers.append(_Racer(name, effort, job.eager))
             racers[-1].begin(template, job)
         for racer in racers:
+            tell(f"{racer.name} gets ready")
             racer.get_ready()
         for racer in racers:
+            tell(f"{racer.name} warms up")
             racer.warm_up()
-        _take_turns(racers, effort, drops, np.random.default_rng(seed), between)
+        _take_turns(racers, effort, drops, np.random.default_rng(seed), between, tell)
         for racer in racers:
+            tell(f"memory of {racer.name}")
             racer.weigh()
         return tuple(racer.measurement() for racer in racers)
     finally:
         close_all([racer.process for racer in racers if racer.process is not None])
 
 
-def compare_with_best(found: Sequence[Measurement], seed: int = 0) -> dict[str, Ratio]:
-    """Compare the fastest with each other one: its median by theirs, and how sure it is less."""
+def _say_nothing(_: str) -> None:
+    pass
+
+
+def compare_with_eager(found: Sequence[Measurement], seed: int = 0) -> dict[str, Ratio]:
+    """Compare each plan with plain PyTorch: its median by theirs, and how sure it is less."""
     fine = [each for each in found if each.failure is None]
+    plain = next((each for each in fine if each.eager), None)
+    if plain is None:
+        return {}
+    plans = [each for each in fine if not each.eager]
+    return {each.name: compare_medians(each.rounds, plain.rounds, seed) for each in plans}
+
+
+def compare_with_best(found: Sequence[Measurement], seed: int = 0) -> dict[str, Ratio]:
+    """Compare the fastest plan with each other: its median by theirs, how sure it is less."""
+    fine = [each for each in found if each.failure is None and not each.eager]
     if not fine:
         return {}
     best = min(fine, key=lambda each: each.median_s)
@@ -213,8 +236,8 @@ def compare_with_best(found: Sequence[Measurement], seed: int = 0) -> dict[str, 
 class _Racer:
     """A candidate while it is measured."""
 
-    def __init__(self, name: str, effort: Effort) -> None:
-        self.name, self.effort = name, effort
+    def __init__(self, name: str, effort: Effort, eager: str) -> None:
+        self.name, self.effort, self.eager = name, effort, eager
         self.process: CandidateProcess | None = None
         self.rounds: list[FloatArray] = []
         self.num_warm_up = 0
@@ -302,6 +325,7 @@ class _Racer:
             peak_bytes=self.peak_bytes,
             failure=self.failure,
             reason=self.reason,
+            eager=self.eager,
         )
 
 
@@ -311,6 +335,7 @@ def _take_turns(
     drops: bool,
     random: np.random.Generator,
     between: Callable[[float], None] | None,
+    tell: Say,
 ) -> None:
     """Run rounds until all that are left are known well enough, or there is no more time."""
     until_s = time.monotonic() + effort.limit_s * len(racers)
@@ -327,6 +352,8 @@ def _take_turns(
         left = effort.max_steps - min(racer.num_steps for racer in running)
         num_steps = max(1, min(int(TURN_S / slowest_s), MAX_TURN, left))
         began_s = time.monotonic()
+        most = max(racer.num_steps for racer in running)
+        tell(f"turn {num_rounds + 1} of each; {most} steps so far, at most {effort.max_steps}")
         for k in random.permutation(len(running)):
             running[k].turn(num_steps)
         num_rounds += 1
@@ -339,8 +366,8 @@ def _take_turns(
 
 
 def _drop(running: Sequence[_Racer]) -> None:
-    """Take those out of the race that are clearly slower than the best."""
-    left = [racer for racer in running if racer.process is not None]
+    """Take plans out of the race that are clearly slower than the best of them."""
+    left = [racer for racer in running if racer.process is not None and not racer.eager]
     if not left:
         return
     best = min((racer.interval for racer in left), key=lambda interval: interval.median_s)
