@@ -38,8 +38,11 @@ MAY_IMPORT = {
     "trace": {"files", "timeline"},
     "frontends": set(),
     "frontends._work": set(),
+    "frontends._draws": {"errors"},
     "frontends._known_values": set(),
-    "frontends._recorder": {"errors", "frontends._known_values", "frontends._work"},
+    "frontends._recorder": {
+        "errors", "frontends._draws", "frontends._known_values", "frontends._work",
+    },
     "frontends._fold": {"frontends._recorder", "frontends._work", "graph", "graph_file"},
     "frontends._optimizers": {"errors"},
     "frontends._explain": {"errors", "frontends._known_values", "frontends._recorder"},
@@ -214,9 +217,9 @@ MAY_IMPORT = {
         "execute.graphs", "execute.program",
     },
     "execute.applying": {
-        "carrying", "errors", "execute.call_effects", "execute.calls", "execute.devices", "execute.generate",
-        "execute.placed", "execute.program", "execute.residents", "frontends._structures",
-        "frontends._work", "frontends.torch", "plan",
+        "carrying", "errors", "execute.call_effects", "execute.calls", "execute.devices",
+        "execute.generate", "execute.placed", "execute.program", "execute.residents",
+        "frontends._structures", "frontends._work", "frontends.torch", "plan",
     },
     "execute.placed": {
         "carrying", "errors", "execute._probe_memory", "execute.devices", "execute.program",
@@ -249,8 +252,8 @@ MAY_IMPORT = {
     },
     "execute.measured": {
         "errors", "evaluate", "execute._jobs", "execute._lanes", "execute._probe_memory",
-        "execute._wire", "execute.measuring", "execute.placed", "execute.processes", "graph",
-        "problem", "simulator", "timeline",
+        "execute._wire", "execute.devices", "execute.measuring", "execute.placed",
+        "execute.processes", "graph", "problem", "simulator", "timeline",
     },
     "execute.replayed_peaks": {"graph", "timeline"},
     "execute.replay": {"_compiling", "costs", "execute._lanes", "graph", "timeline"},
@@ -332,9 +335,10 @@ MAY_IMPORT = {
     },
     "bench.fidelity": {
         "__version__", "bench.fidelity_book", "bench.fidelity_fit", "bench.fidelity_plans",
-        "cluster", "errors", "execute._wire", "execute.devices", "execute.measuring",
-        "execute.op_times", "execute.probing", "execute.processes", "execute.profiling",
-        "execute.retiming", "load", "plan", "problem", "simulator", "timeline", "units",
+        "cluster", "errors", "execute._jobs", "execute._wire", "execute.devices",
+        "execute.measuring", "execute.op_times", "execute.probing", "execute.processes",
+        "execute.profiling", "execute.retiming", "load", "plan", "problem", "simulator",
+        "timeline", "units",
     },
     "bench.fidelity_tables": {
         "bench.fidelity_book", "bench.fidelity_deals", "bench.fidelity_fit",

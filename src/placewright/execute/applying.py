@@ -11,20 +11,24 @@ import contextlib
 import copy
 import inspect
 import operator
+import threading
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from placewright.carrying import Placing
 from placewright.errors import InputError
 from placewright.execute.call_effects import (
+    apart,
+    as_is,
     check_offsets,
     check_overlaps,
     set_attributes,
+    without_base,
     without_values,
     write_back,
 )
@@ -214,6 +218,7 @@ class Calls:
         self.programs: Programs[Call] = Programs(self.placed, kinds)
         self.programs.watch.ignore([("", name) for name in SETS])
         self.lanes, self._residents = Lanes(), Residents(self._module)
+        self.lock = threading.RLock()  # callers of several threads take turns
         self._variants: dict[Any, list[Call]] = {}  # by kind of call, where there are several
 
     @property
@@ -257,7 +262,7 @@ class Calls:
         returned = call.capture.returned
         written = [each.number for each in returned.written]
         check_offsets(leaves, returned.absolute)
-        check_overlaps(leaves, written, call.step.residents, call.overwritten)
+        check_overlaps(leaves, written, call.step.places_of, call.overwritten)
         seed = call.step.runner.draw_seed()
         if returned.differentiable and torch.is_grad_enabled():
             names, tensors = self.programs.watch.names, self.programs.watch.tensors()
@@ -369,7 +374,7 @@ class Calls:
             _laid_out(gradients[each.number], metas[node])
             for each, node in zip(call.trained, nodes, strict=True)
         ]
-        found = call.step.run(fed, 1, kept, saved.seed)
+        found = apart(call.step.run(fed, 1, kept, saved.seed), [*gradients.values(), *fed])
         names: list[str | int] = [*made.parameters]
         names += [number for number, _ in made.input_gradients]
         return dict(zip(names, found, strict=True))
@@ -384,11 +389,12 @@ class Calls:
         """
         saved.check(self.programs.watch.tensors())
         again = self._variant(call, gradients)
-        if saved.before:
-            again.step.settle(Residents(self._module, saved.before))
+        leaves, before = saved.copies()
+        if before:
+            again.step.settle(Residents(self._module, before))
         kept = again.step.runner.make_kept()
-        again.step.run(saved.leaves, 0, kept, saved.seed)
-        if saved.before:
+        again.step.run(leaves, 0, kept, saved.seed)
+        if before:
             again.step.settle(self._residents)
         self.programs.put(call.key, again)
         return again, kept
@@ -419,7 +425,8 @@ class _Saved:
     """What it takes to run a forward pass again."""
 
     leaves: list[Tensor]
-    before: dict[str, Tensor]  # what it has overwritten, by node
+    written: frozenset[int]  # those that it overwrites
+    before: dict[str, Tensor]  # what else it overwrites, by node
     tensors: list[Tensor]  # the module's
     versions: list[tuple[Tensor, int]]
     seed: int
@@ -427,19 +434,22 @@ class _Saved:
     @classmethod
     def of(cls, call: Call, leaves: Sequence[Tensor], tensors: list[Tensor], seed: int) -> _Saved:
         """Save what a forward pass is about to read."""
-        written = {each.number for each in call.capture.returned.written}
-        kept = [
-            leaf.detach().clone(memory_format=torch.preserve_format) if k in written else leaf
-            for k, leaf in enumerate(leaves)
-        ]
+        written = frozenset(each.number for each in call.capture.returned.written)
+        kept = [as_is(leaf) if k in written else leaf for k, leaf in enumerate(leaves)]
         residents = call.step.residents
         before = {
             node: residents[node].detach().clone() for node in call.overwritten if node in residents
         }
         places = {residents[node].data_ptr() for node in before}
         fixed = [leaf for k, leaf in enumerate(leaves) if k not in written]
-        fixed += [tensor for tensor in tensors if tensor.data_ptr() not in places]
-        return cls(kept, before, tensors, [(tensor, tensor._version) for tensor in fixed], seed)
+        fixed += [t for t in tensors if t.data_ptr() not in places] if places else tensors
+        versions = [(tensor, tensor._version) for tensor in fixed]
+        return cls(kept, written, before, tensors, versions, seed)
+
+    def copies(self) -> tuple[list[Tensor], dict[str, Tensor]]:
+        """Copy what the forward pass will overwrite: it may have to run more than once again."""
+        leaves = [as_is(t) if k in self.written else t for k, t in enumerate(self.leaves)]
+        return leaves, {node: as_is(tensor) for node, tensor in self.before.items()}
 
     def check(self, tensors: list[Tensor]) -> None:
         """
@@ -475,6 +485,7 @@ class _Run(torch.autograd.Function):
         ctx.saved = _Saved.of(call, leaves, calls.programs.watch.tensors(), seed)
         ctx.kept = call.step.runner.make_kept()
         made = _write_back(call, leaves, call.step.run(leaves, 0, ctx.kept, seed), trains=True)
+        made = _without_bases(call, made)
         returned = call.capture.returned
         ctx.calls, ctx.call, ctx.names, ctx.count = calls, call, names, count
         dirty = [each for each in returned.written if each.is_dirty]
@@ -491,15 +502,20 @@ class _Run(torch.autograd.Function):
         return tuple(made)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *given: Tensor | None) -> Any:
+        if torch.is_grad_enabled():
+            raise InputError(
+                "`create_graph=True` asks for gradients of gradients, which a placed module does"
+                " not have. Compute them with a module that is not placed."
+            )
         ctx.saved_tensors  # noqa: B018  # says what was overwritten since, or that they are gone
         differentiable = ctx.call.capture.returned.differentiable
         gradients = {k: g for k in differentiable if (g := given[k]) is not None}
         found: dict[str | int, Tensor] = {}
         if gradients:
             kept, ctx.kept = ctx.kept, None
-            found = ctx.calls.go_back(ctx.call, ctx.saved, kept, gradients)
+            with ctx.calls.lock:
+                found = ctx.calls.go_back(ctx.call, ctx.saved, kept, gradients)
         inputs = (found.get(k) for k in range(ctx.count))
         return None, None, None, None, None, *inputs, *(found.get(name) for name in ctx.names)
 
@@ -570,6 +586,24 @@ def _write_back(
     return found
 
 
+def _without_bases(call: Call, found: list[Tensor]) -> list[Tensor]:
+    """
+    Make what was made no views, as far as callers may write into it.
+
+    The views of a program are nobody's business. PyTorch refuses in-place ops on views that a
+    function returns, and gives those without a gradient that of what they are views of. Several
+    looks at one place that have gradients stay views: there, to refuse is right.
+    """
+    has_gradient = {*call.capture.returned.differentiable}
+    places = Counter(found[k].untyped_storage().data_ptr() for k in has_gradient)
+    dirty = {each.made for each in call.capture.returned.written if each.is_dirty}
+    for k, tensor in enumerate(found):
+        is_alone = k not in has_gradient or places[tensor.untyped_storage().data_ptr()] == 1
+        if tensor._is_view() and is_alone and k not in dirty:
+            found[k] = without_base(tensor)
+    return found
+
+
 def _is_written_apart(each: Written, leaves: Sequence[Tensor]) -> bool:
     """Tell whether an input is written after the program: autograd wants it so for views."""
     return each.is_dirty and leaves[each.number]._is_view()
@@ -616,14 +650,20 @@ def _make_placed(module: torch.nn.Module, calls: Calls) -> torch.nn.Module:
     kind = type(module)
 
     def forward(_: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-        return calls.run(args, kwargs)
+        with calls.lock:
+            return calls.run(args, kwargs)
 
     forward.__doc__ = kind.forward.__doc__
     forward.__signature__ = inspect.signature(kind.forward)  # type: ignore[attr-defined]
+
+    def make_unplaced(_: type, *args: Any, **kwargs: Any) -> torch.nn.Module:
+        return kind(*args, **kwargs)
+
     words: dict[str, Any] = {
         "__module__": kind.__module__,
         "__qualname__": kind.__qualname__,
         "_calls": calls,
+        "__new__": make_unplaced,  # for `type(placed)(config)` and `placed.from_pretrained`
         "forward": torch._disable_dynamo(forward),  # type: ignore[attr-defined]
     }
     words |= generation_of(kind)

@@ -7,13 +7,14 @@ which calls cannot be run because what they overwrite is also seen under another
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 from torch import Tensor
 
 from placewright.errors import InputError
-from placewright.execute._copies import once
+from placewright.execute._copies import blank, copy_over, once
+from placewright.frontends._modules import set_attribute
 from placewright.frontends._recorder import empty_twin
 from placewright.frontends._structures import Passed, Real, build
 from placewright.frontends.torch import Effect, overlaps_itself
@@ -22,8 +23,8 @@ from placewright.frontends.torch import Effect, overlaps_itself
 def check_overlaps(
     leaves: Sequence[Tensor],
     written: Collection[int],
-    residents: Mapping[str, Tensor],
-    overwritten: Collection[str],
+    places_of: Callable[[tuple[str, ...] | None], Collection[int]],
+    overwritten: tuple[str, ...],
 ) -> None:
     """
     Check that what a call overwrites is seen under one name only.
@@ -34,8 +35,8 @@ def check_overlaps(
         The tensors that the call was passed.
     written
         Those that it overwrites, by number.
-    residents
-        The module's own tensors, by node.
+    places_of
+        Tells where the memory of the module's own tensors begins, by node, or of all of them.
     overwritten
         The nodes of those that it overwrites.
 
@@ -46,11 +47,7 @@ def check_overlaps(
     """
     if not written and not overwritten:
         return
-    places = {
-        residents[node].untyped_storage().data_ptr()
-        for node in (residents if written else overwritten)
-        if node in residents
-    }
+    places = places_of(None if written else overwritten)
     mine = [leaf.untyped_storage().data_ptr() for leaf in leaves]
     for k in written:
         if overlaps_itself(once(leaves[k])):
@@ -89,6 +86,34 @@ def write_back(leaf: Tensor, value: Tensor) -> None:
         once(leaf.detach()).copy_(once(value))
 
 
+def as_is(leaf: Tensor) -> Tensor:
+    """Copy what a call is about to overwrite, with its strides."""
+    leaf = leaf.detach()
+    return copy_over(blank(leaf, leaf.device), leaf)
+
+
+def apart(made: Sequence[Tensor], beside: Sequence[Tensor]) -> list[Tensor]:
+    """
+    Give tensors memory of their own, as gradients have it that are scaled in place one by one.
+
+    A backward pass may end with several looks at one place: what is added to another parameter,
+    say, has the gradient of the sum. What shares memory with others, or with tensors `beside`, is
+    copied.
+    """
+    seen = {_place_of(tensor) for tensor in beside}
+    found = []
+    for tensor in made:
+        place = _place_of(tensor)
+        found.append(tensor.clone() if place and place in seen else tensor)
+        seen.add(place)
+    return found
+
+
+def _place_of(tensor: Tensor) -> int:
+    """Find where a tensor's memory begins; 0 for one without, as some gradients of zeros are."""
+    return 0 if tensor._is_zerotensor() else tensor.untyped_storage().data_ptr()
+
+
 def set_attributes(
     effects: Collection[Effect], real: Real, part_of: Callable[[str], torch.nn.Module]
 ) -> None:
@@ -99,7 +124,15 @@ def set_attributes(
             case Passed(number):
                 setattr(real.objects[number], effect.name, value)
             case str(name):
-                setattr(part_of(name), effect.name, value)
+                set_attribute(part_of(name), effect.name, value)
+
+
+def without_base(tensor: Tensor) -> Tensor:
+    """Look at a tensor's memory without being a view of it."""
+    if tensor.is_conj() or tensor.is_neg():  # which only a view can be
+        return tensor
+    memory, begin = tensor.untyped_storage(), tensor.storage_offset()
+    return tensor.new_empty(0).set_(memory, begin, tensor.size(), tensor.stride())
 
 
 def without_values(leaf: Tensor) -> Tensor:

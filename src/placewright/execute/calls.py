@@ -98,12 +98,13 @@ class Programs(Generic[Made]):
         self.kinds = sorted({"cpu", *kinds})
         self._programs: OrderedDict[Any, Made] = OrderedDict()
         self._pointers: list[int] = []
+        self._tensors = self.watch.tensors()  # as the call at hand has found them
         self._has_told = self._has_told_many = False
 
     def key_of(self, found: Scan, has_gradients: bool) -> Any:
         """Say of which kind a call is."""
         _check_modes(found.leaves)
-        state = self.watch.look()
+        state = self.watch.look(self._tensors)
         casts = (*self.casts().items(),)
         return state, has_gradients, casts, torch.get_default_dtype(), found.key
 
@@ -116,12 +117,15 @@ class Programs(Generic[Made]):
         }
 
     def moved(self) -> bool:
-        """Tell whether parameters or buffers are elsewhere than they were left."""
-        return [tensor.data_ptr() for tensor in self.watch.tensors()] != self._pointers
+        """Tell whether parameters or buffers are elsewhere than they were left; in each call."""
+        self.watch.follow()
+        self._tensors = self.watch.tensors()
+        return [*map(Tensor.data_ptr, self._tensors)] != self._pointers
 
     def leave(self) -> None:
         """Note where parameters and buffers are."""
-        self._pointers = [tensor.data_ptr() for tensor in self.watch.tensors()]
+        self._tensors = self.watch.tensors()
+        self._pointers = [*map(Tensor.data_ptr, self._tensors)]
 
     def all(self) -> list[Made]:
         """List all programs."""

@@ -51,6 +51,31 @@ def seeded(target: Any) -> Any:
     return None
 
 
+STRICT = frozenset(
+    {
+        aten.view.default,
+        aten.view.dtype,
+        aten.view_as_complex.default,
+        aten.as_strided.default,
+        aten._reshape_alias.default,
+    }
+)
+"""Views that ask for certain strides, or look at memory by them."""
+
+
+def laid_out(made: Tensor, stride: tuple[int, ...]) -> Tensor:
+    """
+    Give a tensor the strides that it was captured with.
+
+    Kernels of GPUs may lay out their results otherwise than those of CPUs, such as attention's.
+    """
+    pairs = zip(made.shape, made.stride(), stride, strict=True)
+    if all(size == 1 or mine == wanted for size, mine, wanted in pairs):
+        return made
+    twin = torch.empty_strided(made.shape, stride, dtype=made.dtype, device=made.device)
+    return twin.copy_(made)
+
+
 def overwrites_lists(target: Any) -> bool:
     """Tell whether an aten op overwrites lists of tensors, as fused optimisers do."""
     return any(

@@ -8,8 +8,9 @@ or setting, other hooks, frozen parameters; or tensors that were moved or replac
 
 from __future__ import annotations
 
+import functools
 import operator
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from itertools import chain
 from typing import Any
 
@@ -21,6 +22,7 @@ from placewright.frontends._modules import OWN
 
 _MAX_STATES = 16
 _HOLDERS = (list, dict, set)
+_is_none = functools.partial(operator.is_, None)
 
 
 class ModuleWatch:
@@ -57,11 +59,13 @@ class ModuleWatch:
                     self._look_into(value)
             self._getters.append((operator.itemgetter(*plain), held))
         parts = [part.__dict__ for part in named.values()]
-        self._sized = parts
         self._left_out = [
             (named[name].__dict__, key) for name, key in self._ignored if name in named
         ]
+        own = [part[kind] for part in parts for kind in ("_parameters", "_buffers")]
+        self._sized = [*parts, *own, *(part["_modules"] for part in parts)]
         self._children = [part["_modules"] for part in parts if part["_modules"]]
+        self._own = [held for held in own if held]
         root = self._module.__dict__
         self._hooks = [part[kind] for part in parts if part is not root for kind in HOOK_DICTS]
         found = [
@@ -73,7 +77,8 @@ class ModuleWatch:
         ]
         self.names = [name for name, _, _ in found]  # of `tensors`
         self._tensors = [(held, key) for _, held, key in found]
-        self._state = self._read()
+        self._build = self._read_build()
+        self._state = self._read(self.tensors())
         self._states = [self._state]
         self.number = 0
         self._next = 1
@@ -101,15 +106,21 @@ class ModuleWatch:
         self._renew()
         return True
 
-    def look(self) -> int:
-        """Give the number of the module's state: another one, if something is different."""
+    def look(self, tensors: Iterable[Tensor] | None = None) -> int:
+        """
+        Give the number of the module's state: another one, if something is different.
+
+        `tensors` are what `tensors` gives now, where `follow` and that were called just before.
+        """
         try:
-            state = self._read()
+            if tensors is None:
+                self._build, tensors = self._read_build(), self.tensors()
+            state = self._read(tensors)
         except KeyError:  # an attribute or a tensor has gone
             return self._renew()
         if _same(state, self._state):
             return self.number
-        if state[0] != self._state[0]:  # there are more attributes, or other parts
+        if not _is_built_alike(state, self._state):
             return self._renew()
         for number, known in zip(self._numbers, self._states, strict=True):
             if _same(state, known):
@@ -121,35 +132,51 @@ class ModuleWatch:
         del self._states[:-_MAX_STATES], self._numbers[:-_MAX_STATES]
         return self.number
 
+    def follow(self) -> None:
+        """List anew what is looked at if submodules, parameters or buffers are others now."""
+        self._build = self._read_build()
+        if not _is_built_alike(self._build, self._state):
+            self._renew()
+
     def _renew(self) -> int:
         following = self._next
         self._begin()
         self.number, self._next, self._numbers = following, following + 1, [following]
         return self.number
 
-    def _read(self) -> list[Any]:
+    def _read(self, tensors: Iterable[Tensor]) -> list[Any]:
         hooks = [(*each,) for each in self._hooks] if any(self._hooks) else None
         return [
-            sum(map(len, self._sized)) - sum(key in held for held, key in self._left_out),
-            [*chain.from_iterable(map(dict.values, self._children))],
+            *self._build,
             [get(held) for get, held in self._getters],
             [held[key] for held, key in self._slots],
             hooks,
             [each.copy() for each in self._contents.values()],
-            [held[key].requires_grad for held, key in self._tensors],
+            [tensor.requires_grad for tensor in tensors],
         ]
+
+    def _read_build(self) -> list[Any]:
+        """Read of what the module consists: numbers and names of what it holds, and submodules."""
+        size = sum(map(len, self._sized)) - sum(key in held for held, key in self._left_out)
+        names = [*chain.from_iterable(self._own)]
+        empty = [*map(_is_none, chain.from_iterable(map(dict.values, self._own)))]
+        children = [*chain.from_iterable(map(dict.values, self._children))]
+        return [(size, names, empty), children]
 
     def tensors(self) -> list[Tensor]:
         """List parameters and buffers as they are now."""
         return [held[key] for held, key in self._tensors]
 
 
+def _is_built_alike(ours: list[Any], theirs: list[Any]) -> bool:
+    return bool(ours[0] == theirs[0]) and all(map(operator.is_, ours[1], theirs[1]))
+
+
 def _same(ours: list[Any], theirs: list[Any]) -> bool:
     """Compare two readings; tensors and modules by identity."""
     try:
         return (
-            ours[0] == theirs[0]
-            and all(map(operator.is_, ours[1], theirs[1]))
+            _is_built_alike(ours, theirs)
             and ours[2] == theirs[2]
             and all(map(operator.is_, ours[3], theirs[3]))
             and ours[4:] == theirs[4:]

@@ -84,6 +84,17 @@ class PlacedStep:
         fetched = {c.source for c in program.channels if devices[c.target].kind == "cuda"}
         self.residents = shared.settle(self.capture, program.residents, devices, fetched)
         self.runner = Runner(program, devices, self.residents, self._lanes)
+        self._places: dict[tuple[str, ...] | None, frozenset[int]] = {}
+
+    def places_of(self, nodes: tuple[str, ...] | None) -> frozenset[int]:
+        """Tell where the memory of what stays begins: of some nodes, or of all; kept till moved."""
+        found = self._places.get(nodes)
+        if found is None:
+            held = self.residents
+            some = (held[node] for node in (held if nodes is None else nodes) if node in held)
+            found = frozenset(each.untyped_storage().data_ptr() for each in some)
+            self._places[nodes] = found
+        return found
 
     @classmethod
     def of_timeline(

@@ -16,7 +16,8 @@ Rules:
   resident on a GPU its lane lends to a CPU there, but not in the middle of a segment.
 * What an op makes out of nothing (``zeros``) it makes on its own device.
 * An op that draws random numbers has a generator seeded by the step and the op's name, so that
-  what it draws does not depend on the placement.
+  what it draws does not depend on the placement; one that is computed again in the backward pass
+  (`torch.utils.checkpoint`) has that of the first time.
 * An update reads its optimiser's settings in each step, so that schedules of the learning rate
   work.
 
@@ -39,7 +40,13 @@ from placewright.execute._lanes import lane_numbers
 from placewright.execute._source import Line, Style, count_segments, find_kept, write_lane
 from placewright.execute._words import Words
 from placewright.execute.devices import RealDevice
-from placewright.execute.kernels import kernel_for, overwrites_lists, seeded
+from placewright.execute.kernels import (
+    STRICT,
+    kernel_for,
+    laid_out,
+    overwrites_lists,
+    seeded,
+)
 from placewright.frontends._optimizers import LIVE
 from placewright.frontends._recorder import Call, Storage, Value
 from placewright.frontends._work import CREATORS, name_of
@@ -179,6 +186,9 @@ class _Compiler:
             for tensor in self.reads[op]:
                 if self.placement[graph.tensor_op[tensor]] != self.placement[op]:
                     self.readers[tensor].append(op)
+        self.drawer_of = {  # op that a node is a call of
+            name: op for op, names in enumerate(capture.op_nodes) for name in names
+        }
         self.op_of = {  # that something is there from, by its node
             node: int(graph.tensor_op[tensor]) for tensor, node in enumerate(capture.tensor_nodes)
         }
@@ -189,6 +199,9 @@ class _Compiler:
         self.waiting: dict[tuple[int, int], str | None] = {}  # sent, by device and tensor
         self.coming: set[tuple[int, int]] = set()  # fetched, but not yet waited for
         self.lent: dict[int, list[tuple[int, int, str]]] = defaultdict(list)  # by lane
+        self.strided = {  # memory that is looked at by its strides
+            value.storage for call in tape.calls if call.target in STRICT for value in call.reads
+        }
         self.numbers: dict[str, int] = {}  # of residents, in their order
         self.views: list[str] = []
         self.draws = False
@@ -340,7 +353,8 @@ class _Compiler:
                 chosen = chosen.overloadpacket.tensor_lr
             if target is not None:
                 self.draws = True
-                number = zlib.crc32(self.capture.graph.op_names[op].encode())
+                first = self.drawer_of.get(node.meta["draws_as"], op)
+                number = zlib.crc32(self.capture.graph.op_names[first].encode())
                 words.append(f"generator=generator({number}, {self.words.name(where)})")
             chosen = kernel_for(chosen, self.devices[device].kind)
             text = f"{self.words.name(chosen)}({', '.join(words)})"
@@ -354,6 +368,16 @@ class _Compiler:
                 each = self.local[value.storage] = self.fresh()
                 text = f"{made}[{value.node.args[1]}]"
                 self.compute(device, text, [made], each, is_view=True)
+            self.lay_out(device, value)
+
+    def lay_out(self, device: int, value: Value) -> None:
+        """Have a GPU's result laid out as it was captured, if something is seen by its strides."""
+        if self.devices[device].kind != "cuda" or value.storage not in self.strided:
+            return
+        made, stride = self.local[value.storage], value.node.meta["tensor"][1]
+        self.local[value.storage] = self.fresh()
+        text = f"{self.words.name(laid_out)}({made}, {stride})"
+        self.compute(device, text, [made], self.local[value.storage])
 
     def live_settings(self, call: Call, device: int) -> dict[str, str]:
         """Write what an update reads of its optimiser's settings in each step, by argument."""

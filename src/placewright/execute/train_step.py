@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -206,7 +206,7 @@ class TrainStep:
         leaves = [leaf.resolve_conj().resolve_neg() for leaf in found.leaves]
         check_offsets(leaves, returned.absolute)
         written = [each.number for each in returned.written]
-        check_overlaps(leaves, written, step.placed.residents, step.overwritten)
+        check_overlaps(leaves, written, step.placed.places_of, step.overwritten)
         wanting = [leaves[number] for number, _ in made.input_gradients]
         if not all(leaf.is_leaf for leaf in wanting):
             raise InputError(
@@ -220,7 +220,8 @@ class TrainStep:
             for each in returned.written:
                 write_back(leaves[each.number], numbered[each.made])
             for leaf, gradient in zip(wanting, values[begin:], strict=True):
-                leaf.grad = gradient if leaf.grad is None else leaf.grad + gradient
+                own = torch.empty_like(leaf).copy_(gradient)  # others may look at its memory
+                leaf.grad = own if leaf.grad is None else leaf.grad + own
         real = Real(leaves, found.objects, numbered, self._own)
         set_attributes(returned.effects, real, self.module.get_submodule)
         if self._settings is not None:
@@ -246,6 +247,14 @@ _RECORDED = ("weight_decay", "maximize", "momentum", "dampening", "nesterov", "b
 """Settings that a step which is replayed on a GPU has as they were when it was recorded."""
 
 
+class _Adopted(NamedTuple):
+    """State of the optimiser that steps overwrite: where it is held, and what is held there."""
+
+    owners: list[dict[str, Any]]
+    keys: list[str]
+    tensors: list[Tensor]
+
+
 class _Settings:
     """
     An optimiser as a step reads it.
@@ -266,7 +275,7 @@ class _Settings:
         settings = {name: mine[id(group)] for name, group in found.settings.items()}
         self.updater = Updater(found.kind, settings)
         self._parameters = dict(named_tensors(self._module, "param"))
-        self._adopted: list[tuple[dict[str, Any], str, Tensor]] = []
+        self._adopted = _Adopted([], [], [])
         self._known: list[Any] = []
         self._recorded: list[list[Any]] = []
 
@@ -313,21 +322,20 @@ class _Settings:
         return is_other
 
     def _follow_state(self, states: dict[tuple[str, str], Tensor]) -> None:
-        held = [state.get(key) for state, key, _ in self._adopted]
-        mine = (tensor for _, _, tensor in self._adopted)
+        owners, keys, mine = self._adopted
         known = [*self._optimizer.state.values()]
         if (
-            len(self._adopted) == len(states)
+            len(mine) == len(states)
             and len(known) == len(self._known)
             and all(map(operator.is_, known, self._known))
-            and all(map(operator.is_, held, mine))
-            and all(map(operator.is_, states.values(), (t for _, _, t in self._adopted)))
+            and all(map(operator.is_, map(dict.get, owners, keys), mine))
+            and all(map(operator.is_, states.values(), mine))
         ):
             return
         self._adopt(states)
 
     def _adopt(self, states: dict[tuple[str, str], Tensor]) -> None:
-        self._adopted = []
+        self._adopted = owners, keys, mine = _Adopted([], [], [])
         fresh = self.updater.fresh
         for (name, label), tensor in states.items():
             key = STATE_KEYS.get(label, label)
@@ -345,7 +353,9 @@ class _Settings:
                     tensor.fill_(value)
             if name not in fresh:
                 held[key] = tensor
-            self._adopted.append((held, key, tensor))
+            owners.append(held)
+            keys.append(key)
+            mine.append(tensor)
         self._known = [*self._optimizer.state.values()]
 
     def note(self, updated: tuple[str, ...], states: dict[tuple[str, str], Tensor]) -> None:

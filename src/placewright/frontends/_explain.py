@@ -13,6 +13,7 @@ import torch
 from torch._subclasses import fake_tensor
 
 from placewright.errors import InputError
+from placewright.frontends._known_values import RandomChoiceError
 from placewright.frontends._recorder import Recorder
 
 _EXPERTS = os.path.join("transformers", "integrations", "moe.py")
@@ -42,6 +43,12 @@ def _describe(error: BaseException, recorder: Recorder) -> tuple[str, str]:
     register = "Register that with `torch.library.register_fake`."
     if isinstance(error, SystemExit):
         return f"ended the program with `sys.exit({error.code})`", "Take that out of the model."
+    if isinstance(error, RandomChoiceError):
+        return (
+            "draws a random number to decide what it computes, such as which layers are left out,"
+            " and a plan computes the same in each step",
+            "Set that probability (`layerdrop`) to zero.",
+        )
     if isinstance(error, fake_tensor.DataDependentOutputException):
         return (
             f"needs the value of a tensor (`{error.func}`), and a graph is captured before there"
@@ -57,16 +64,33 @@ def _describe(error: BaseException, recorder: Recorder) -> tuple[str, str]:
     if isinstance(error, fake_tensor.UnsupportedOperatorException):
         return f"calls `{error.func}`, which says nothing about the shape of its result", register
     reason = " ".join(str(error).split()) or "no message"
+    if "use_reentrant=True" in reason:
+        return (
+            "computes a part of the forward pass again in the backward pass, in a way that cannot"
+            " be captured (`torch.utils.checkpoint` with `use_reentrant=True`)",
+            "Pass `use_reentrant=False`; to Hugging Face's models as"
+            ' `gradient_checkpointing_kwargs={"use_reentrant": False}`.',
+        )
     if "fake impl" in reason:
         return (
             f"calls `{recorder.last_target}`, which says nothing about the shape of its result",
             register,
+        )
+    if "SparseTensorImpl" in reason or "SparseCsrTensorImpl" in reason:
+        return (
+            "uses a sparse tensor, and only dense ones can be captured",
+            "Leave it dense, or make it sparse outside of the module.",
         )
     if "NestedTensorImpl" in reason or "NestedIntNode" in reason:
         return (
             "uses a nested tensor, and only dense ones can be captured",
             "Pad it with `.to_padded_tensor(0.0)`; make `nn.TransformerEncoder` with"
             " `enable_nested_tensor=False`.",
+        )
+    if "data is not allocated yet" in reason:
+        return (
+            "needs the values of a tensor, and a graph is captured before there are any",
+            "Pass them in as numbers: a list of ints in place of a tensor of indices.",
         )
     if "fake tensor" in reason.lower() or "FakeTensor" in reason or ".numpy()" in reason:
         return (

@@ -28,10 +28,15 @@ from torch.nn.modules.module import (
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from placewright.errors import InputError
+from placewright.frontends._draws import Draws
+from placewright.frontends._known_values import find_known
 from placewright.frontends._work import count_flops
 
 _AS_STRIDED = torch.ops.aten.as_strided.default
+_AS_STRIDED_COPY = torch.ops.aten.as_strided_copy.default
+_CLONE = torch.ops.aten.clone.default
 _DETACH = torch.ops.aten.detach.default
+_ITEM = torch.ops.aten._local_scalar_dense.default
 _LIFT_FRESH = torch.ops.aten.lift_fresh.default
 _LIFT_COPY = torch.ops.aten.lift_fresh_copy.default
 _RECURRENT = torch.ops.aten.mkldnn_rnn_layer.default
@@ -127,6 +132,7 @@ class Recorder(TorchDispatchMode):
         super().__init__()
         self.fake = fake
         self.tape = Tape()
+        self.draws = Draws()
         self.phase = "forward"
         self.parameter: str | None = None
         self.modules: list[str] = [""]
@@ -236,6 +242,14 @@ class Recorder(TorchDispatchMode):
         kwargs = fx.node.map_aggregate(kwargs, self._as_known) if kwargs else kwargs
         if torch.Tag.inplace_view in func.tags:
             return self._view_in_place(func, args, kwargs)
+        if func is _ITEM and (known := find_known(self.value_of(args[0]).node)) is not None:
+            return known
+        if func is _AS_STRIDED_COPY:  # which looks beyond the tensor, too
+            view = self.__torch_dispatch__(_AS_STRIDED, types, args, kwargs)
+            layout = {"memory_format": torch.contiguous_format}
+            return self.__torch_dispatch__(_CLONE, types, (view,), layout)
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            self.draws.check(kwargs)
         # What only overwrites has no shape to find out, and would be run for want of a fake form.
         result = func(*args, **kwargs) if func._schema.returns else None
         if func is _DETACH:
@@ -317,6 +331,10 @@ class Recorder(TorchDispatchMode):
         node_args = fx.node.map_aggregate(args, as_node)
         node_kwargs = fx.node.map_aggregate(kwargs, as_node) if kwargs else kwargs
         node = tape.graph.create_node("call_function", func, node_args, node_kwargs)
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            node.meta["draws_as"] = self.draws.note(node.name)
+        if func is _AS_STRIDED:
+            _check_end(result, reads[0])
         if func is _AS_STRIDED and reads[0] is not self.value_of(args[0]):
             node.args = (*node_args[:3], result.storage_offset())
             node.kwargs = {}
@@ -380,9 +398,7 @@ class Recorder(TorchDispatchMode):
 
         Until then it is a look at a constant, which has to stay as it is.
         """
-        lifted: Value | None = value
-        while lifted is not None and lifted.node.target is not _LIFT_FRESH:
-            lifted = lifted.parent
+        lifted = _lifted(value)
         if lifted is None or lifted.parent is None:
             return
         constant = lifted.parent
@@ -391,6 +407,12 @@ class Recorder(TorchDispatchMode):
         lifted.node.target = _LIFT_COPY
         call = next(call for call in self.tape.calls if call.node is lifted.node)
         call.target = _LIFT_COPY
+
+    def is_constant(self, tensor: torch.Tensor) -> bool:
+        """Tell whether a tensor looks at one that the model brings along from call to call."""
+        value = self.value_of(tensor)
+        known = (constant.storage for _, constant in self.tape.constants.values())
+        return _lifted(value) is None and value.storage in known
 
     def _module(self) -> str:
         """Tell whose call this is: the running module's, or in backward its forward call's."""
@@ -447,9 +469,37 @@ def empty_twin(tensor: torch.Tensor, device: str) -> torch.Tensor:
     return made.view_as(made) if tensor._is_view() else made
 
 
+def _check_end(view: torch.Tensor, base: Value) -> None:
+    """
+    Check that a view by strides ends where the memory does that a plan has of its base.
+
+    Raises
+    ------
+    InputError
+        It looks further, as at the rest of what an input is a slice of.
+    """
+    steps = zip(view.shape, view.stride(), strict=True)
+    last = view.storage_offset() + sum((size - 1) * stride for size, stride in steps)
+    if view.numel() and (last + 1) * view.element_size() > base.storage.bytes:
+        raise InputError(
+            "`forward` calls `as_strided` on a tensor, and looks beyond its end. Pass all that it"
+            " looks at as one tensor."
+        )
+
+
+def _lifted(value: Value) -> Value | None:
+    """Find what `torch.tensor` has made among the tensors that a tensor looks at."""
+    found: Value | None = value
+    while found is not None and found.node.target is not _LIFT_FRESH:
+        found = found.parent
+    return found
+
+
 def _root_of(value: Value) -> Value:
     """Find the tensor whose memory a tensor looks at, as far as it is of the same type."""
     while value.parent is not None and value.parent.dtype == value.dtype:
+        if value.node.target is _LIFT_FRESH:
+            break  # it may be made anew in each step
         value = value.parent
     return value
 

@@ -35,7 +35,13 @@ from placewright.frontends._checks import check_module
 from placewright.frontends._explain import explained
 from placewright.frontends._fold import Entry, fold
 from placewright.frontends._hooks import hooks_once
-from placewright.frontends._modules import attributes_of, named_tensors, swapped
+from placewright.frontends._modules import (
+    attributes_of,
+    named_tensors,
+    parts_of,
+    swapped,
+    with_attributes,
+)
 from placewright.frontends._optimizers import Updater, read_optimizer
 from placewright.frontends._recorder import (
     Recorder,
@@ -337,8 +343,9 @@ def _record(
 ) -> Capture:
     with explained(recorder), _autocast_cache(), swapped(module, recorder) as fakes:
         step = _Step(module, recorder, fakes)
-        with torch.set_grad_enabled(has_gradients), recorder.fake, recorder:
-            trace(step)
+        with recorder.draws.meanwhile(), torch.set_grad_enabled(has_gradients):  # noqa: SIM117
+            with recorder.fake, recorder:
+                trace(step)
     return step.finish(name or type(module).__name__, sums_at_end)
 
 
@@ -419,33 +426,14 @@ def _check_settled(
         " in the last, and a plan keeps no Python state. Make it a buffer (`register_buffer`), or"
         " pass it in and return it; if it is a cache, call the module once before."
     )
-    before = {(e.owner, e.name): _attribute(module, e.owner, e.name) for e in effects}
     try:
-        for (owner, name), value in made.set_attributes.items():
-            setattr(module.get_submodule(owner), name, value)
-        again = _trace(module, trace, has_gradients=train)
+        with with_attributes(module, made.set_attributes):
+            again = _trace(module, trace, has_gradients=train)
     except StaleTensorError:
         raise refusal from None
-    finally:
-        for (part, name), value in before.items():
-            _set_back(module.get_submodule(str(part)), name, value)
     kept = {effect for effect in again.returned.effects if isinstance(effect.owner, str)}
     if again.tape.spelled != made.tape.spelled or not kept <= {*effects}:
         raise refusal
-
-
-_MISSING = object()
-
-
-def _attribute(module: torch.nn.Module, owner: Any, name: str) -> Any:
-    return module.get_submodule(str(owner)).__dict__.get(name, _MISSING)
-
-
-def _set_back(part: torch.nn.Module, name: str, value: Any) -> None:
-    if value is _MISSING:
-        part.__dict__.pop(name, None)
-    else:
-        part.__dict__[name] = value
 
 
 class _Step:
@@ -525,11 +513,12 @@ class _Step:
         objects = [_described(Describer(known, is_fake), held) for held in copier.objects]
         plain = Describer(known, is_fake, opens_objects=False)
         before = {key: plain.describe(v) for key, v in attributes_of(self.module).items()}
-        shapes = self._shapes()
+        shapes, parts = self._shapes(), parts_of(self.module)
         with watch_modules(self.recorder, self.module):
             self.result = self.module(*args, **kwargs)
         self.recorder.modules[:] = ["loss"]
         self._check_shapes(shapes)
+        self._check_parts(parts)
         known |= self._keep_assigned_buffers()
         describer = Describer(known, is_fake, find_view=self._find_view)
         self.template = describer.describe(self.result)
@@ -562,7 +551,7 @@ class _Step:
         held = [*self.inputs, *self.buffers.values()]
         found: list[tuple[Any, ...]] = [(twin.shape, twin.stride()) for twin in held]
         own = self.parameters.values()
-        return found + [(twin.shape, twin.stride(), twin.requires_grad) for twin in own]
+        return found + [(t.shape, t.stride(), t.requires_grad, t.is_leaf) for t in own]
 
     def _check_shapes(self, before: list[tuple[Any, ...]]) -> None:
         names = [f"input {k}" for k in range(len(self.inputs))]
@@ -573,6 +562,18 @@ class _Step:
                     f"`forward` changes the shape of {name} in place, or detaches it. Use the form"
                     " that makes a new tensor (`unsqueeze`, `detach`), or clone it first."
                 )
+
+    def _check_parts(self, before: Mapping[tuple[str, str], Any]) -> None:
+        """Check that `forward` has left submodules, parameters, buffers and hooks there."""
+        now = parts_of(self.module)
+        new = {key for key in now.keys() - before.keys() if "_hooks" not in key[1]}
+        for owner, name in new | {key for key in before if now.get(key) is not before[key]}:
+            what = "a hook" if "_hooks" in name else f"`{f'{owner}.{name}'.lstrip('.')}`"
+            raise InputError(
+                f"`forward` adds, replaces or removes {what}, and a plan keeps the submodules,"
+                " parameters, buffers and hooks that are there. Do that before, or, if the first"
+                " call does it, call the module once before."
+            )
 
     def _note_written(self) -> None:
         """Note which inputs were overwritten, and whether buffers were left with gradients."""
@@ -691,10 +692,11 @@ class _Step:
                     " place in memory (`expand`). Make it `.contiguous()`."
                 )
             storage = self.recorder.value_of(new).storage
-            if storage in self._roots or storage in self._assigned:
+            is_known = storage in self._roots or self.recorder.is_constant(new)
+            if is_known or storage in self._assigned:
                 raise InputError(
                     f"`forward` assigns to buffer `{name}` what is also an input, a parameter or"
-                    " another buffer, or looks at one. Assign a copy (`.clone()`)."
+                    " another tensor of the module, or looks at one. Assign a copy (`.clone()`)."
                 )
             if new.requires_grad:
                 raise InputError(
@@ -717,7 +719,7 @@ class _Step:
     def differentiate(self, loss: Loss | None, targets: Any) -> None:
         """Trace the loss and the backward pass, cut in two where the module ends."""
         if loss is None:
-            self.outputs = [_returned_loss(self.result)]
+            self.outputs = [returned_loss(self.result)]
         self.outputs.sort(key=lambda tensor: not tensor.requires_grad)  # stable
         leaves = {id(t): t.detach().requires_grad_() for t in self.outputs if t.requires_grad}
         if not leaves:
@@ -948,7 +950,7 @@ def as_tuple(value: Any) -> tuple[Any, ...]:
     return tuple(value) if isinstance(value, (tuple, list)) else (value,)
 
 
-def _returned_loss(result: Any) -> torch.Tensor:
+def returned_loss(result: Any) -> torch.Tensor:
     """Find the loss in what a module returned."""
     found = result
     if isinstance(result, Mapping):
