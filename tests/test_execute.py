@@ -25,6 +25,7 @@ from placewright.errors import InputError
 torch = pytest.importorskip("torch")
 
 from placewright.execute.devices import Lane, find_device, find_devices  # noqa: E402
+from placewright.execute.kernels import laid_out  # noqa: E402
 from placewright.execute.placed import PlacedStep, whole_step  # noqa: E402
 
 TINY = [name for name in zoo.RECIPES if name.startswith("tiny-")]
@@ -527,6 +528,15 @@ def interrupted(box):
     return rest
 
 
+def test_a_result_with_other_strides_gets_those_that_were_captured():
+    made = torch.arange(6.0).view(2, 3)
+    assert laid_out(made, (3, 1)) is made
+    assert laid_out(made[:1], (7, 1)).data_ptr() == made.data_ptr()  # of one row
+    other = laid_out(made, (1, 2))
+    assert other.stride() == (1, 2)
+    assert torch.equal(other, made)
+
+
 # --- On a GPU. ---
 
 
@@ -537,6 +547,28 @@ def test_any_placement_on_cpu_and_gpu_gives_the_same_up_to_rounding(name, tmp_pa
     (tmp_path / "box.toml").write_text(BOX.format(names=["cpu"], more=GPU))
     box = pw.Cluster.load(tmp_path / "box.toml")
     check_on_gpus(name, box, [1])
+
+
+@pytest.mark.gpu
+@on_gpu
+@pytest.mark.parametrize("train", [False, True])
+def test_results_on_a_gpu_are_laid_out_as_they_were_captured(train, tmp_path):
+    (tmp_path / "box.toml").write_text(BOX.format(names=["cpu"], more=GPU))
+    module = torch.nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True)
+    module, x = module.train(train), torch.randn(3, 5, 32)
+    how = {"train": True, "loss": torch.sum} if train else {}
+    expected = module(x).detach()
+    graph = pw.capture(module, x, **how).graph
+    problem = pw.Problem(graph, pw.Cluster.load(tmp_path / "box.toml"))
+    timeline = pw.simulate(problem, np.ones(problem.num_ops, dtype=np.int64))
+    plan = pw.Plan.of(timeline, "gpu", lower_bound_s=0.0, placer="hand")
+    placed = pw.apply(plan, module, x, **how)
+    with torch.set_grad_enabled(train):
+        for _ in range(4):
+            found = placed(x)
+    assert torch.allclose(found.detach().cpu(), expected, atol=1e-3)
+    if train:
+        found.sum().backward()
 
 
 @pytest.mark.gpu

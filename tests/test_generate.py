@@ -9,9 +9,12 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+import numpy as np  # noqa: E402
+
 import placewright as pw  # noqa: E402
 from placewright.execute.calls import NewProgramWarning  # noqa: E402
 from tests.random_module_cases import make_plan  # noqa: E402
+from tests.test_execute import BOX, GPU, on_gpu  # noqa: E402
 
 transformers.logging.set_verbosity_error()
 
@@ -168,3 +171,26 @@ def test_the_warning_about_many_kinds_of_calls_names_the_cache():
         warnings.simplefilter("always", NewProgramWarning)
         generate(placed, prompt(), max_new_tokens=34, cache_implementation="dynamic")
     assert any("cache" in str(each.message) for each in told)
+
+
+@pytest.mark.gpu
+@on_gpu
+@pytest.mark.parametrize("name", ["Llama", "Gemma2"])
+def test_each_layer_keeps_its_cache_on_its_own_device(name, tmp_path):
+    (tmp_path / "box.toml").write_text(BOX.format(names=["cpu"], more=GPU))
+    model = model_of(name)
+    wanted = generate(model, prompt())
+    named = {"input_ids": prompt(), "use_cache": False}
+    problem = pw.Problem(
+        pw.capture(model, (), kwargs=named).graph, pw.Cluster.load(tmp_path / "box.toml")
+    )
+    is_first = [".layers.0." in f".{module}." for module in problem.graph.op_modules]
+    placement = np.where(is_first, 0, 1)
+    placement[problem.colocation_members] = placement[problem.colocation_leaders]
+    plan = pw.Plan.of(pw.simulate(problem, placement), "split", lower_bound_s=0.0, placer="hand")
+    placed = pw.apply(plan, model, (), kwargs=named)
+    ids = prompt().to(placed.device)
+    assert torch.equal(generate(placed, ids).cpu(), wanted)
+    answer = generate(placed, ids, return_dict_in_generate=True)
+    layers = answer.past_key_values.layers
+    assert [layer.keys.device.type for layer in layers] == ["cpu", "cuda"]

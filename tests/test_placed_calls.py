@@ -461,6 +461,68 @@ def test_inputs_that_forward_changes_are_changed():
     assert same(mine, theirs)
 
 
+def test_results_may_be_changed_in_place():
+    def layers(lin, x):  # whose result is a view inside of it
+        y = lin(x)
+        return y, y[..., 1:].detach()
+
+    module, x = Function(layers), torch.randn(2, 4, 8)
+    placed = place(module, x, train=True, loss=lambda y: y[0].sum())
+    found = []
+    for each in (placed, module):
+        y, part = each(x)
+        assert (y.requires_grad, part.requires_grad) == (True, False)
+        y = y.clone() if each is module else y
+        y += 1
+        y.mul_(3).sum().backward()
+        found.append((y.detach().clone(), gradients_of(each)))
+    assert same(*found)
+
+
+def test_a_second_run_of_the_forward_pass_begins_at_what_the_first_began_at():
+    def scales(lin, x):
+        x.mul_(2)
+        return lin(x), lin(x).square()
+
+    module, x = Function(scales), torch.randn(4, 8)
+    placed = place(module, x.clone(), train=True, loss=lambda y: y[0].sum())
+    for each in (placed, module):
+        loss = each(x.clone())[1].sum()
+        loss.backward(retain_graph=True)
+        loss.backward()
+    assert same(gradients_of(placed), gradients_of(module))
+
+
+def test_what_looks_beyond_its_memory_is_refused():
+    module = Function(lambda lin, x: lin(x) + x.as_strided([8], [1], 16))
+    with pytest.raises(InputError, match="looks beyond its end"):
+        place(module, torch.randn(4, 8)[:2])
+
+
+def test_lists_of_views_with_gradients_are_not_overwritten():
+    def doubles(lin, x):
+        y = lin(x).view(-1)
+        torch._foreach_mul_([y], 2)
+        return y
+
+    with pytest.raises(InputError, match="one by one"):
+        place(Function(doubles), torch.randn(4, 8), train=True, loss=torch.sum)
+
+
+def test_what_is_made_of_a_constant_is_made_anew_in_each_call():
+    def fills(lin, x):
+        y = torch.tensor([0.5, -1.0, 3.0]).expand(2, -1)
+        before = y.double()
+        y.fill_diagonal_(2.0)
+        return lin(x), before
+
+    module, x = Function(fills), torch.randn(4, 8)
+    placed = place(module, x)
+    with torch.no_grad():
+        for _ in range(3):
+            assert same(placed(x), module(x))
+
+
 class Counts(nn.Module):
     def __init__(self):
         super().__init__()
