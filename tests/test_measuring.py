@@ -591,7 +591,8 @@ def test_a_measurement_that_is_stopped_leaves_nothing(folder, model, problem, ho
     shared = {*os.listdir("/dev/shm")}
     command = start(folder, model, problem)
     (template,) = wait_until(lambda: children_of(command.pid))
-    candidates = wait_until(lambda: len(c := children_of(template)) == 2 and c)
+    # Two plans, and plain PyTorch beside them.
+    candidates = wait_until(lambda: len(c := children_of(template)) == 3 and c)
     command.send_signal(how)
     said = command.communicate(timeout=30)[1]
     wait_until(lambda: not any(map(is_alive, [template, *candidates])), seconds=10.0)

@@ -50,6 +50,11 @@ def check_overlaps(
     places = places_of(None if written else overwritten)
     mine = [leaf.untyped_storage().data_ptr() for leaf in leaves]
     for k in written:
+        if leaves[k].requires_grad and leaves[k].is_leaf and leaves[k]._is_view():
+            raise InputError(
+                f"Input {k} is a view that requires a gradient, and the call overwrites it, after"
+                " which PyTorch gives it none. Pass a copy (`.detach().clone()`)."
+            )
         if overlaps_itself(once(leaves[k])):
             raise InputError(
                 f"Several elements of input {k} are in one place in memory, and the call overwrites"

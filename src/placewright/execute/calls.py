@@ -118,14 +118,12 @@ class Programs(Generic[Made]):
 
     def moved(self) -> bool:
         """Tell whether parameters or buffers are elsewhere than they were left; in each call."""
-        self.watch.follow()
-        self._tensors = self.watch.tensors()
-        return [*map(Tensor.data_ptr, self._tensors)] != self._pointers
+        self._tensors, pointers = self.watch.follow()
+        return pointers != self._pointers
 
     def leave(self) -> None:
         """Note where parameters and buffers are."""
-        self._tensors = self.watch.tensors()
-        self._pointers = [*map(Tensor.data_ptr, self._tensors)]
+        self._tensors, self._pointers = self.watch.places()
 
     def all(self) -> list[Made]:
         """List all programs."""

@@ -67,7 +67,8 @@ def laid_out(made: Tensor, stride: tuple[int, ...]) -> Tensor:
     """
     Give a tensor the strides that it was captured with.
 
-    Kernels of GPUs may lay out their results otherwise than those of CPUs, such as attention's.
+    Kernels may lay out their results otherwise than PyTorch says without running them: a GPU's
+    attention, or `roll` with channels last.
     """
     pairs = zip(made.shape, made.stride(), stride, strict=True)
     if all(size == 1 or mine == wanted for size, mine, wanted in pairs):

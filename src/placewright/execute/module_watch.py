@@ -8,7 +8,6 @@ or setting, other hooks, frozen parameters; or tensors that were moved or replac
 
 from __future__ import annotations
 
-import functools
 import operator
 from collections.abc import Collection, Iterable
 from itertools import chain
@@ -22,7 +21,7 @@ from placewright.frontends._modules import OWN
 
 _MAX_STATES = 16
 _HOLDERS = (list, dict, set)
-_is_none = functools.partial(operator.is_, None)
+_WANTS_GRADIENT = operator.attrgetter("requires_grad")
 
 
 class ModuleWatch:
@@ -43,21 +42,21 @@ class ModuleWatch:
     def _begin(self) -> None:
         """List what is looked at."""
         named = dict(self._module.named_modules())
-        self._getters: list[tuple[Any, dict[str, Any]]] = []
+        self._holders: list[dict[str, Any]] = []  # of plain attributes, whose names are `_keys`
+        self._keys: list[str] = []
         self._slots: list[tuple[dict[str, Any], str]] = []  # of attributes that are tensors
         self._contents: dict[int, Any] = {}  # of lists, dicts, sets and objects among attributes
         for name, part in named.items():
             held = part.__dict__
-            plain = ["training"]
             for key, value in held.items():
-                if key in OWN or (name, key) in self._ignored:
+                if (key in OWN and key != "training") or (name, key) in self._ignored:
                     continue
                 if isinstance(value, Tensor):
                     self._slots.append((held, key))
                 else:
-                    plain.append(key)
+                    self._holders.append(held)
+                    self._keys.append(key)
                     self._look_into(value)
-            self._getters.append((operator.itemgetter(*plain), held))
         parts = [part.__dict__ for part in named.values()]
         self._left_out = [
             (named[name].__dict__, key) for name, key in self._ignored if name in named
@@ -65,7 +64,7 @@ class ModuleWatch:
         own = [part[kind] for part in parts for kind in ("_parameters", "_buffers")]
         self._sized = [*parts, *own, *(part["_modules"] for part in parts)]
         self._children = [part["_modules"] for part in parts if part["_modules"]]
-        self._own = [held for held in own if held]
+        self._empty = [(held, key) for held in own for key, each in held.items() if each is None]
         root = self._module.__dict__
         self._hooks = [part[kind] for part in parts if part is not root for kind in HOOK_DICTS]
         found = [
@@ -116,7 +115,7 @@ class ModuleWatch:
             if tensors is None:
                 self._build, tensors = self._read_build(), self.tensors()
             state = self._read(tensors)
-        except KeyError:  # an attribute or a tensor has gone
+        except (KeyError, AttributeError):  # an attribute or a tensor has gone
             return self._renew()
         if _same(state, self._state):
             return self.number
@@ -132,11 +131,20 @@ class ModuleWatch:
         del self._states[:-_MAX_STATES], self._numbers[:-_MAX_STATES]
         return self.number
 
-    def follow(self) -> None:
-        """List anew what is looked at if submodules, parameters or buffers are others now."""
-        self._build = self._read_build()
-        if not _is_built_alike(self._build, self._state):
-            self._renew()
+    def follow(self) -> tuple[list[Tensor], list[int]]:
+        """
+        Return parameters and buffers as they are now, and where: in each call, before `look`.
+
+        What is looked at is listed anew if submodules, parameters or buffers are others now.
+        """
+        try:
+            self._build = self._read_build()
+            if _is_built_alike(self._build, self._state):
+                return self.places()
+        except (KeyError, TypeError):  # one has gone, or is None now
+            pass
+        self._renew()
+        return self.places()
 
     def _renew(self) -> int:
         following = self._next
@@ -148,24 +156,28 @@ class ModuleWatch:
         hooks = [(*each,) for each in self._hooks] if any(self._hooks) else None
         return [
             *self._build,
-            [get(held) for get, held in self._getters],
+            [*map(operator.getitem, self._holders, self._keys)],
             [held[key] for held, key in self._slots],
             hooks,
             [each.copy() for each in self._contents.values()],
-            [tensor.requires_grad for tensor in tensors],
+            [*map(_WANTS_GRADIENT, tensors)],
         ]
 
     def _read_build(self) -> list[Any]:
-        """Read of what the module consists: numbers and names of what it holds, and submodules."""
+        """Read of what the module consists: how much it holds, and which submodules."""
         size = sum(map(len, self._sized)) - sum(key in held for held, key in self._left_out)
-        names = [*chain.from_iterable(self._own)]
-        empty = [*map(_is_none, chain.from_iterable(map(dict.values, self._own)))]
+        is_empty = all(held[key] is None for held, key in self._empty)
         children = [*chain.from_iterable(map(dict.values, self._children))]
-        return [(size, names, empty), children]
+        return [(size, is_empty), children]
 
     def tensors(self) -> list[Tensor]:
         """List parameters and buffers as they are now."""
         return [held[key] for held, key in self._tensors]
+
+    def places(self) -> tuple[list[Tensor], list[int]]:
+        """List parameters and buffers as they are now, and where in memory."""
+        tensors = self.tensors()
+        return tensors, [*map(Tensor.data_ptr, tensors)]
 
 
 def _is_built_alike(ours: list[Any], theirs: list[Any]) -> bool:

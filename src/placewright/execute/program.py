@@ -15,6 +15,8 @@ Rules:
   there. What is resident (a parameter) a GPU fetches where the sequence says so; and what is
   resident on a GPU its lane lends to a CPU there, but not in the middle of a segment.
 * What an op makes out of nothing (``zeros``) it makes on its own device.
+* A result that something looks at by its strides (`view`, `as_strided`) gets the strides that were
+  captured, where a device's kernel has given it others.
 * An op that draws random numbers has a generator seeded by the step and the op's name, so that
   what it draws does not depend on the placement; one that is computed again in the backward pass
   (`torch.utils.checkpoint`) has that of the first time.
@@ -371,13 +373,14 @@ class _Compiler:
             self.lay_out(device, value)
 
     def lay_out(self, device: int, value: Value) -> None:
-        """Have a GPU's result laid out as it was captured, if something is seen by its strides."""
-        if self.devices[device].kind != "cuda" or value.storage not in self.strided:
+        """Have a result laid out as it was captured, if something looks at it by its strides."""
+        if value.storage not in self.strided:
             return
-        made, stride = self.local[value.storage], value.node.meta["tensor"][1]
-        self.local[value.storage] = self.fresh()
-        text = f"{self.words.name(laid_out)}({made}, {stride})"
-        self.compute(device, text, [made], self.local[value.storage])
+        given, stride = self.local[value.storage], value.node.meta["tensor"][1]
+        made = self.local[value.storage] = self.fresh()
+        other = f"{self.words.name(laid_out)}({given}, {stride})"
+        text = f"{given} if {given}.stride() == {stride} else {other}"
+        self.compute(device, text, [given], made, is_view=True)
 
     def live_settings(self, call: Call, device: int) -> dict[str, str]:
         """Write what an update reads of its optimiser's settings in each step, by argument."""
