@@ -549,6 +549,39 @@ def test_any_placement_on_cpu_and_gpu_gives_the_same_up_to_rounding(name, tmp_pa
     check_on_gpus(name, box, [1])
 
 
+class GroupedAttention(torch.nn.Module):
+    """Attention whose keys and values are shared by two heads each."""
+
+    def __init__(self):
+        super().__init__()
+        self.lin = torch.nn.Linear(16, 64)
+
+    def forward(self, x):
+        query, key, value = self.lin(x).split((32, 16, 16), -1)
+        heads = [t.unflatten(-1, (-1, 8)).transpose(1, 2) for t in (query, key, value)]
+        made = torch.nn.functional.scaled_dot_product_attention(*heads, enable_gqa=True)
+        return made.transpose(1, 2).flatten(2)
+
+
+@pytest.mark.gpu
+@on_gpu
+def test_attention_with_shared_heads_on_a_gpu(tmp_path):
+    (tmp_path / "box.toml").write_text(BOX.format(names=["cpu"], more=GPU))
+    module, x = GroupedAttention(), torch.randn(3, 5, 16)
+    expected = module(x)
+    expected.square().sum().backward()
+    gradient, module.lin.weight.grad = module.lin.weight.grad, None
+    how = {"train": True, "loss": torch.sum}
+    graph = pw.capture(module, x, **how).graph
+    problem = pw.Problem(graph, pw.Cluster.load(tmp_path / "box.toml"))
+    timeline = pw.simulate(problem, np.ones(problem.num_ops, dtype=np.int64))
+    plan = pw.Plan.of(timeline, "gpu", lower_bound_s=0.0, placer="hand")
+    found = pw.apply(plan, module, x, **how)(x)
+    assert torch.allclose(found.cpu(), expected, atol=1e-3)
+    found.square().sum().backward()
+    assert torch.allclose(module.lin.weight.grad.cpu(), gradient, atol=1e-2)
+
+
 @pytest.mark.gpu
 @on_gpu
 @pytest.mark.parametrize("train", [False, True])

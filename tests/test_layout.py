@@ -271,7 +271,7 @@ MAY_IMPORT = {
         "errors", "execute._copies", "frontends._modules", "frontends._recorder",
         "frontends._structures", "frontends.torch",
     },
-    "execute.generate": set(),
+    "execute.generate": {"errors"},
     "execute.calls": {"errors", "execute.module_watch", "frontends._structures"},
     "execute.train_step": {
         "errors", "execute.call_effects", "execute.calls", "execute.devices", "execute.placed",

@@ -493,6 +493,23 @@ def test_a_second_run_of_the_forward_pass_begins_at_what_the_first_began_at():
     assert same(gradients_of(placed), gradients_of(module))
 
 
+class Remembers(nn.Module):
+    """Returns what a buffer was before it is assigned something else."""
+
+    def __init__(self):
+        super().__init__()
+        self.last = nn.Buffer(torch.zeros(4))
+
+    def forward(self, x):
+        before, self.last = self.last, x + self.last
+        return before
+
+
+def test_a_buffer_as_it_was_before_it_is_assigned_is_not_returned():
+    with pytest.raises(InputError, match="was before it assigns something else"):
+        place(Remembers(), torch.randn(4))
+
+
 def test_what_looks_beyond_its_memory_is_refused():
     module = Function(lambda lin, x: lin(x) + x.as_strided([8], [1], 16))
     with pytest.raises(InputError, match="looks beyond its end"):

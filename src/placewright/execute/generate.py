@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from placewright.errors import InputError
+
 CACHE_STEP = 64
 """Caches hold a multiple of so many tokens, so that calls of similar lengths share a program."""
 
@@ -35,7 +37,15 @@ def generation_of(kind: type) -> dict[str, Any]:
     given: Any = kind
 
     def generate(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-        return given.generate(self, *args, **kwargs, **_fixed_cache(self, kwargs))
+        before = torch.get_rng_state()
+        try:
+            return given.generate(self, *args, **kwargs, **_fixed_cache(self, kwargs))
+        except InputError:
+            if not _fixed_cache(self, kwargs):
+                raise
+        # With a cache of fixed size this model cannot be captured.
+        torch.set_rng_state(before)
+        return given.generate(self, *args, **kwargs)
 
     def prepare(self: torch.nn.Module, *, max_cache_len: int, **kwargs: Any) -> Any:
         length = -(-max_cache_len // CACHE_STEP) * CACHE_STEP

@@ -98,6 +98,7 @@ def _attention(
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     mask = _aligned(attn_mask, query, key)
+    key, value = _spread(key, query), _spread(value, query)
     found = aten._scaled_dot_product_efficient_attention.default(
         query, key, value, mask, True, dropout_p, is_causal, scale=scale
     )
@@ -123,10 +124,24 @@ def _attention_backward(
     mask = _aligned(attn_mask, query, key)
     seed = torch.zeros((), dtype=torch.int64, device=query.device)
     found = aten._scaled_dot_product_efficient_attention_backward.default(
-        grad_out, query, key, value, mask, out, padded, seed, seed, dropout_p,
-        [True, True, True, False], is_causal, scale=scale,
+        grad_out, query, _spread(key, query), _spread(value, query), mask, out, padded, seed, seed,
+        dropout_p, [True, True, True, False], is_causal, scale=scale,
     )  # fmt: skip
-    return found[0], found[1], found[2]
+    return found[0], _gathered(found[1], key), _gathered(found[2], value)
+
+
+def _spread(shared: Tensor, query: Tensor) -> Tensor:
+    """Repeat keys or values that several of the query's heads share."""
+    times = query.shape[1] // shared.shape[1]
+    return shared if times == 1 else shared.repeat_interleave(times, dim=1)
+
+
+def _gathered(gradient: Tensor, shared: Tensor) -> Tensor:
+    """Add up the gradients of keys or values that several heads share."""
+    if gradient.shape == shared.shape:
+        return gradient
+    batch, _, *rest = gradient.shape
+    return gradient.reshape(batch, shared.shape[1], -1, *rest).sum(2)
 
 
 def _aligned(mask: Tensor | None, query: Tensor, key: Tensor) -> Tensor | None:

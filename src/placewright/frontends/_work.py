@@ -19,11 +19,19 @@ _Formula = Callable[..., int]
 
 
 def _attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-    return int(sdpa_flop_count(query.shape, key.shape, value.shape))
+    shapes = query.shape, *_spread(query, key, value)
+    return int(sdpa_flop_count(*shapes))
 
 
 def _attention_backward(gradient: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-    return int(sdpa_backward_flop_count(gradient.shape, query.shape, key.shape, value.shape))
+    shapes = query.shape, *_spread(query, key, value)
+    return int(sdpa_backward_flop_count(gradient.shape, *shapes))
+
+
+def _spread(query: torch.Tensor, *others: torch.Tensor) -> list[torch.Size]:
+    """List shapes with a head for each of the query's: several of these may share one."""
+    heads = query.shape[1]
+    return [torch.Size((t.shape[0], heads, *t.shape[2:])) for t in others]
 
 
 def _convolution_backward(gradient: Any, x: Any, weight: Any, *args: Any, **_: Any) -> int:

@@ -520,6 +520,8 @@ class _Step:
         self._check_shapes(shapes)
         self._check_parts(parts)
         known |= self._keep_assigned_buffers()
+        for name in self._replaced.values():  # what they were is nobody's by now
+            known.pop(id(self.buffers[name]), None)
         describer = Describer(known, is_fake, find_view=self._find_view)
         self.template = describer.describe(self.result)
         self.effects = [
