@@ -58,13 +58,15 @@ class ModuleWatch:
                     self._keys.append(key)
                     self._look_into(value)
         parts = [part.__dict__ for part in named.values()]
+        own = [part[kind] for part in parts for kind in ("_parameters", "_buffers")]
+        holders = [*own, *(part["_modules"] for part in parts)]
+        self._sized = [*parts, *filter(None, holders)]
+        self._empty = [held for held in holders if not held]
+        self._children = [part["_modules"] for part in parts if part["_modules"]]
+        self._none = [(held, key) for held in own for key, each in held.items() if each is None]
         self._left_out = [
             (named[name].__dict__, key) for name, key in self._ignored if name in named
         ]
-        own = [part[kind] for part in parts for kind in ("_parameters", "_buffers")]
-        self._sized = [*parts, *own, *(part["_modules"] for part in parts)]
-        self._children = [part["_modules"] for part in parts if part["_modules"]]
-        self._empty = [(held, key) for held in own for key, each in held.items() if each is None]
         root = self._module.__dict__
         self._hooks = [part[kind] for part in parts if part is not root for kind in HOOK_DICTS]
         found = [
@@ -140,6 +142,7 @@ class ModuleWatch:
         try:
             self._build = self._read_build()
             if _is_built_alike(self._build, self._state):
+                self._build = self._state[:2]
                 return self.places()
         except (KeyError, TypeError):  # one has gone, or is None now
             pass
@@ -165,10 +168,12 @@ class ModuleWatch:
 
     def _read_build(self) -> list[Any]:
         """Read of what the module consists: how much it holds, and which submodules."""
-        size = sum(map(len, self._sized)) - sum(key in held for held, key in self._left_out)
-        is_empty = all(held[key] is None for held, key in self._empty)
+        size = sum(map(len, self._sized))
+        for held, key in self._left_out:
+            size -= key in held
+        is_full = any(self._empty) or not all(held[key] is None for held, key in self._none)
         children = [*chain.from_iterable(map(dict.values, self._children))]
-        return [(size, is_empty), children]
+        return [(size, is_full), children]
 
     def tensors(self) -> list[Tensor]:
         """List parameters and buffers as they are now."""
@@ -181,6 +186,8 @@ class ModuleWatch:
 
 
 def _is_built_alike(ours: list[Any], theirs: list[Any]) -> bool:
+    if ours[1] is theirs[1]:
+        return True
     return bool(ours[0] == theirs[0]) and all(map(operator.is_, ours[1], theirs[1]))
 
 

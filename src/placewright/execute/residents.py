@@ -87,6 +87,8 @@ class Residents:
                 placed[node] = _move(tensor, device, is_pinned)
                 if placed[node].data_ptr() != tensor.data_ptr():
                     tensor.data = placed[node]
+                    if tensor.is_leaf and tensor.grad is not None:
+                        tensor.grad = tensor.grad.to(tensor.device)
         return placed
 
 
