@@ -27,6 +27,7 @@ torch = pytest.importorskip("torch")
 from placewright.execute.devices import Lane, find_device, find_devices  # noqa: E402
 from placewright.execute.kernels import laid_out  # noqa: E402
 from placewright.execute.placed import PlacedStep, whole_step  # noqa: E402
+from tests.marks import any_call, one_thread, two_cores  # noqa: E402
 
 TINY = [name for name in zoo.RECIPES if name.startswith("tiny-")]
 CORES = ("cpu:0", "cpu:1")
@@ -55,22 +56,11 @@ launch = "5us"
 """
 
 pytestmark = [
-    pytest.mark.skipif(
-        len(os.sched_getaffinity(0)) < 2 if hasattr(os, "sched_getaffinity") else True,
-        reason="two cores are needed as two devices",
-    ),
-    pytest.mark.filterwarnings("ignore::placewright.execute.calls.NewProgramWarning"),
+    two_cores,
+    one_thread,
+    any_call,
 ]
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """Compute the unplaced model as one core would."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ import numpy as np  # noqa: E402
 
 import placewright as pw  # noqa: E402
 from placewright.execute.calls import NewProgramWarning  # noqa: E402
+from tests.marks import any_call, one_thread, two_cores  # noqa: E402
 from tests.random_module_cases import make_plan  # noqa: E402
 from tests.test_execute import BOX, GPU, on_gpu  # noqa: E402
 
@@ -59,19 +60,12 @@ WAYS = {
     "beams": {"do_sample": False, "num_beams": 2},
 }
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::placewright.execute.calls.NewProgramWarning",
-    "ignore:.*:DeprecationWarning",
-    "ignore:.*:FutureWarning",
-)
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = [
+    two_cores,
+    one_thread,
+    any_call,
+    pytest.mark.filterwarnings("ignore:.*:DeprecationWarning", "ignore:.*:FutureWarning"),
+]
 
 
 def model_of(name):

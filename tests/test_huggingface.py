@@ -8,6 +8,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from placewright.frontends.torch import capture  # noqa: E402
+from tests.marks import one_thread  # noqa: E402
 from tests.stepping import random_order, run_in_order  # noqa: E402
 
 transformers.logging.set_verbosity_error()
@@ -88,16 +89,7 @@ def mixtral():
     return transformers.MixtralForCausalLM(config), words(use_cache=False)
 
 
-@pytest.fixture
-def _one_thread():
-    """With several, adding into a tensor by index (batched experts) is not the same twice."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.mark.usefixtures("_one_thread")
+@one_thread  # with several, adding into a tensor by index is not the same twice
 @pytest.mark.filterwarnings("ignore")  # transformers' own
 @pytest.mark.parametrize("build", [bert, gpt2, llama, t5, vit, mixtral])
 def test_a_training_step_is_captured_and_runs_as_eager(build):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 
 import pytest
 
@@ -15,27 +14,17 @@ import transformers
 from torch import nn
 
 import placewright as pw
+from tests.marks import any_call, one_thread, two_cores
 from tests.placed_models import build, differences, place, same, same_weights
 from tests.random_module_cases import make_plan
 
 transformers.logging.set_verbosity_error()
 
 pytestmark = [
-    pytest.mark.skipif(
-        len(os.sched_getaffinity(0)) < 2 if hasattr(os, "sched_getaffinity") else True,
-        reason="two cores are needed as two devices",
-    ),
-    pytest.mark.filterwarnings("ignore::placewright.execute.calls.NewProgramWarning"),
+    two_cores,
+    one_thread,
+    any_call,
 ]
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """Compute the unplaced model as one core would."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def batches(given, rows=5, size=2):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 
 import pytest
 
@@ -15,16 +14,15 @@ import transformers
 
 import placewright as pw
 from placewright.errors import InputError
+from tests.marks import any_call, one_thread, two_cores
 from tests.placed_models import build, differences, place, same
 
 transformers.logging.set_verbosity_error()
 
 pytestmark = [
-    pytest.mark.skipif(
-        len(os.sched_getaffinity(0)) < 2 if hasattr(os, "sched_getaffinity") else True,
-        reason="two cores are needed as two devices",
-    ),
-    pytest.mark.filterwarnings("ignore::placewright.execute.calls.NewProgramWarning"),
+    two_cores,
+    one_thread,
+    any_call,
     pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning"),
 ]
 
@@ -36,15 +34,6 @@ OTHERS = """
     albert bloom clip electra falcon gemma2 gpt_neox mistral opt phi phi3 qwen2 resnet roberta
     """.split()
 EVERY = [*COMMON, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)]
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """Compute the unplaced model as one core would."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("name", EVERY)

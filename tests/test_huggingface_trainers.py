@@ -18,27 +18,22 @@ from accelerate.state import AcceleratorState, GradientState
 from accelerate.utils import set_seed
 
 from placewright.errors import InputError
+from tests.marks import any_call, two_cores
 from tests.placed_models import build, differences, place, same, same_weights
 
 transformers.logging.set_verbosity_error()
 
 pytestmark = [
-    pytest.mark.skipif(
-        len(os.sched_getaffinity(0)) < 2 if hasattr(os, "sched_getaffinity") else True,
-        reason="two cores are needed as two devices",
-    ),
-    pytest.mark.filterwarnings("ignore::placewright.execute.calls.NewProgramWarning"),
+    two_cores,
+    any_call,
     pytest.mark.filterwarnings("ignore:.*pin_memory.*:UserWarning"),
 ]
 
 
 @pytest.fixture(autouse=True)
-def _one_thread():
-    """Compute the unplaced model as one core would."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
+def _one_state(one_thread):
+    """Have `accelerate` forget what a test has set for all of the process."""
     yield
-    torch.set_num_threads(before)
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
 

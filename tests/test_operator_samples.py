@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("expecttest")
 
+from tests.marks import one_thread, two_cores  # noqa: E402
 from tests.operator_sample_cases import IN_PLACE, KINDS, TRACED, operators  # noqa: E402
 from tests.operator_samples import run_operator  # noqa: E402
 
 CHUNKS = 8  # of all operators
 STRIDE = 12  # of operators that are also called with gradients, in place and on strided inputs
 
-pytestmark = pytest.mark.skipif(
-    len(os.sched_getaffinity(0)) < 2 if hasattr(os, "sched_getaffinity") else True,
-    reason="two cores are needed as two devices",
-)
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """Compute the unplaced module as one core would."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = [two_cores, one_thread]
 
 
 def run_all(names, kinds, samples):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import inspect
 import io
-import os
 import subprocess
 import sys
 import textwrap
@@ -22,27 +21,16 @@ from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402, N812
 
 from placewright.execute.calls import NewProgramWarning  # noqa: E402
+from tests.marks import any_call, one_thread, two_cores  # noqa: E402
 from tests.random_module_cases import make_plan  # noqa: E402
 
 pytestmark = [
-    pytest.mark.skipif(
-        len(os.sched_getaffinity(0)) < 2 if hasattr(os, "sched_getaffinity") else True,
-        reason="two cores are needed as two devices",
-    ),
-    pytest.mark.filterwarnings("ignore::placewright.execute.calls.NewProgramWarning"),
+    two_cores,
+    one_thread,
+    any_call,
 ]
 
 ALTERNATING = -2
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """Compute the unplaced module as one core would."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    yield
-    torch.set_num_threads(before)
 
 
 def place(module, inputs, *, seed=ALTERNATING, **how):

@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
 torch = pytest.importorskip("torch")
 
+from tests.marks import one_thread, two_cores  # noqa: E402
 from tests.random_modules import check, draw, run_case, shrink  # noqa: E402
 
 CHUNKS, CASES = 8, 250  # of each chunk
 
-pytestmark = pytest.mark.skipif(
-    len(os.sched_getaffinity(0)) < 2 if hasattr(os, "sched_getaffinity") else True,
-    reason="two cores are needed as two devices",
-)
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """Compute the unplaced module as one core would."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = [two_cores, one_thread]
 
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
 import placewright as pw
@@ -15,12 +13,10 @@ from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402, N812
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
+from tests.marks import two_cores  # noqa: E402
 from tests.random_module_cases import make_plan  # noqa: E402
 
-pytestmark = pytest.mark.skipif(
-    len(os.sched_getaffinity(0)) < 2 if hasattr(os, "sched_getaffinity") else True,
-    reason="two cores are needed as two devices",
-)
+pytestmark = two_cores
 SIZE = 100
 
 

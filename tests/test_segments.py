@@ -26,17 +26,18 @@ from placewright.execute._source import Line, Style, count_segments, write_lane 
 from placewright.execute.devices import RealDevice  # noqa: E402
 from placewright.execute.graphs import WARM_UP, CudaRecorder, Segments  # noqa: E402
 from placewright.execute.placed import PlacedStep, sequence_of, whole_step  # noqa: E402
+from tests.marks import one_thread  # noqa: E402
 from tests.test_execute import (  # noqa: E402, F401
     BOX,
     GPU,
     TINY,
-    _one_thread,
     box,
     on_gpu,
     random_placement,
     step_of,
 )
 
+pytestmark = one_thread
 NUM_STEPS = WARM_UP + 4
 
 

@@ -2,8 +2,8 @@
 The same step in plain PyTorch, on one device: what plans are held against.
 
 This module owns what the same step is: the forward pass without gradients, or forward, loss,
-backward and update. It has what has nothing to do with where ops run as plans have it, too: updates
-are fused, and memory on the CPU is kept from step to step.
+backward and update. Settings that do not depend on the placement are those of a plan: updates are
+fused, and memory on the CPU is kept from step to step.
 """
 
 from __future__ import annotations

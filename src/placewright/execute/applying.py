@@ -447,7 +447,7 @@ class _Saved:
         return cls(kept, written, before, tensors, versions, seed)
 
     def copies(self) -> tuple[list[Tensor], dict[str, Tensor]]:
-        """Copy what the forward pass will overwrite: it may have to run more than once again."""
+        """Copy what the forward pass will overwrite, since it may run again more than once."""
         leaves = [as_is(t) if k in self.written else t for k, t in enumerate(self.leaves)]
         return leaves, {node: as_is(tensor) for node, tensor in self.before.items()}
 
@@ -588,11 +588,11 @@ def _write_back(
 
 def _without_bases(call: Call, found: list[Tensor]) -> list[Tensor]:
     """
-    Make what was made no views, as far as callers may write into it.
+    Return results that are not views, so that callers may write into them.
 
-    The views of a program are nobody's business. PyTorch refuses in-place ops on views that a
-    function returns, and gives those without a gradient that of what they are views of. Several
-    looks at one place that have gradients stay views: there, to refuse is right.
+    PyTorch refuses in-place ops on views that an autograd function returns, and treats a view
+    without a gradient as if it had that of its base. Results with gradients that share memory stay
+    views: a write into one of them is refused, since autograd would not see it in the others.
     """
     has_gradient = {*call.capture.returned.differentiable}
     places = Counter(found[k].untyped_storage().data_ptr() for k in has_gradient)
