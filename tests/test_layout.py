@@ -18,14 +18,15 @@ SOURCE = Path(placewright.__file__).parent
 # shows the same as a picture.
 MAY_IMPORT = {
     "errors": set(),
+    "arguments": {"errors"},
     "files": {"errors"},
     "units": {"errors"},
     "graph_file": {"errors", "files"},
     "graph": {"errors", "graph_file"},
     "cluster_file": {"errors", "files", "units"},
-    "cluster": {"cluster_file", "errors", "files", "units"},
-    "costs": {"errors", "graph", "cluster"},
-    "problem": {"errors", "graph", "cluster", "costs"},
+    "cluster": {"arguments", "cluster_file", "errors", "files", "units"},
+    "costs": {"arguments", "errors", "graph", "cluster"},
+    "problem": {"arguments", "errors", "graph", "cluster", "costs"},
     "_compiling": set(),
     "_kernel": {"_compiling"},
     "timeline": {"graph", "costs", "problem"},
@@ -34,6 +35,7 @@ MAY_IMPORT = {
     "bounds": {"graph", "costs", "problem"},
     "coarsening": {"errors", "graph", "costs", "problem"},
     "plan": {"errors", "files", "problem", "timeline"},
+    "children": set(),
     "carrying": {"errors", "graph", "plan", "problem"},
     "trace": {"files", "timeline"},
     "frontends": set(),
@@ -205,7 +207,7 @@ MAY_IMPORT = {
         "execute.solo", "frontends.torch",
     },
     "execute._source": set(),
-    "execute._words": {"frontends._work"},
+    "execute._words": {"execute.kernels", "frontends._work"},
     "execute.graphs": set(),
     "execute.program": {
         "carrying", "execute._lanes", "execute._source", "execute._words", "execute.devices",
@@ -234,15 +236,17 @@ MAY_IMPORT = {
         "frontends._structures", "frontends.torch",
     },
     "execute._candidate": {
-        "errors", "execute._eager", "execute._peaks", "execute._wire", "execute.devices",
-        "execute.placed", "frontends._structures", "frontends.torch", "load",
+        "children", "errors", "execute._eager", "execute._peaks", "execute._wire",
+        "execute.devices", "execute.placed", "frontends._structures", "frontends.torch", "load",
     },
     "execute._eager_process": {"execute._candidate", "execute._wire"},
     "execute._template": {
         "errors", "execute._candidate", "execute._torch_library", "execute._wire",
         "frontends._modules", "frontends._structures", "frontends.torch", "load",
     },
-    "execute.processes": {"errors", "execute._cores", "execute._wire", "load", "units"},
+    "execute.processes": {
+        "children", "errors", "execute._cores", "execute._wire", "load", "units",
+    },
     "execute._jobs": {
         "cluster", "execute._lanes", "execute._wire", "execute.processes", "plan",
     },
@@ -303,7 +307,7 @@ MAY_IMPORT = {
     "bench.worker": {
         "__version__", "bench.cells", "errors", "files", "load", "placing", "simulator",
     },
-    "bench.pool": {"bench.cells", "bench.worker", "errors", "placers.run"},
+    "bench.pool": {"bench.cells", "bench.worker", "children", "errors", "placers.run"},
     "bench.summary": {"bench.cells", "units"},
     "bench.tables": {"errors", "files", "report.terminal"},
     "bench.table1": {

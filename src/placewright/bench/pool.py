@@ -11,7 +11,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections import deque
@@ -23,6 +22,7 @@ import msgspec
 
 from placewright.bench.cells import Cell, Failure, Outcome
 from placewright.bench.worker import Task, describe_machine, failure_of
+from placewright.children import python_command
 from placewright.errors import InputError
 from placewright.placers.run import Budget
 
@@ -158,7 +158,7 @@ def _start(cell: Cell, path: Path, cores: list[int], memory_bytes: int) -> _Work
     errors = path.with_suffix(".errors")
     with errors.open("wb") as file:
         process = subprocess.Popen(
-            [sys.executable, "-m", "placewright.bench.worker"],
+            python_command("placewright.bench.worker"),
             stdin=subprocess.PIPE,
             stdout=file,
             stderr=file,

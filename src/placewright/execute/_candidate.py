@@ -24,6 +24,7 @@ import msgspec
 import torch
 from torch import Tensor
 
+from placewright.children import python_command
 from placewright.errors import InputError
 from placewright.execute._eager import EagerStep
 from placewright.execute._peaks import measure_peaks
@@ -172,7 +173,7 @@ def _begin_anew(wire: Wire, name: str, job: Job) -> NoReturn:
     end = wire.socket.fileno()
     os.set_inheritable(end, True)
     words = [str(end), name, msgspec.json.encode(job).decode()]
-    command = [sys.executable, "-m", "placewright.execute._eager_process", *words]
+    command = python_command("placewright.execute._eager_process", *words)
     os.execv(sys.executable, command)
 
 

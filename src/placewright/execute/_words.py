@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from placewright.execute.kernels import VIEW, view_or_copy
 from placewright.frontends._work import name_of
 
 _AS_STRIDED = torch.ops.aten.as_strided.default
@@ -69,7 +70,8 @@ class Words:
             assert isinstance(viewed, fx.Node)
             assert isinstance(offset, int)
             words[3] = f"{base}.storage_offset() + {offset - viewed.meta['offset']}"
-        return f"{self.name(node.target)}({', '.join(words)})"
+        target = view_or_copy if node.target is VIEW else node.target
+        return f"{self.name(target)}({', '.join(words)})"
 
     def creation(self, node: fx.Node, where: torch.device) -> str:
         """Write the call that makes a tensor out of nothing, as it was captured."""

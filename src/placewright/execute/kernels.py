@@ -51,16 +51,22 @@ def seeded(target: Any) -> Any:
     return None
 
 
-STRICT = frozenset(
-    {
-        aten.view.default,
-        aten.view.dtype,
-        aten.view_as_complex.default,
-        aten.as_strided.default,
-        aten._reshape_alias.default,
-    }
-)
-"""Views that ask for certain strides, or look at memory by them."""
+STRICT = frozenset({aten.view.dtype, aten.view_as_complex.default, aten.as_strided.default})
+"""Views that look at memory by its strides, or ask for certain ones."""
+
+VIEW = aten.view.default
+
+
+def view_or_copy(made: Tensor, size: Sequence[int]) -> Tensor:
+    """
+    Return a look at a result in another shape, or a copy where its strides do not allow that.
+
+    They do for those that it was captured with, and nobody writes into it.
+    """
+    try:
+        return made.view(size)
+    except RuntimeError:
+        return made.reshape(size)
 
 
 def laid_out(made: Tensor, stride: tuple[int, ...]) -> Tensor:

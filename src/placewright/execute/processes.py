@@ -15,7 +15,6 @@ import signal
 import socket
 import struct
 import subprocess
-import sys
 import tempfile
 from collections.abc import Collection, Iterator
 from types import TracebackType
@@ -23,6 +22,7 @@ from typing import TypeVar
 
 import msgspec
 
+from placewright.children import python_command
 from placewright.errors import InputError
 from placewright.execute._cores import where_plans_run
 from placewright.execute._wire import (
@@ -97,7 +97,7 @@ class Template:
         mine, its = socket.socketpair()
         with its:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "placewright.execute._template", str(its.fileno())],
+                python_command("placewright.execute._template", str(its.fileno())),
                 stdin=subprocess.DEVNULL,
                 stdout=self._errors,
                 stderr=self._errors,

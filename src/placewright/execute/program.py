@@ -44,6 +44,7 @@ from placewright.execute._words import Words
 from placewright.execute.devices import RealDevice
 from placewright.execute.kernels import (
     STRICT,
+    VIEW,
     kernel_for,
     laid_out,
     overwrites_lists,
@@ -201,8 +202,12 @@ class _Compiler:
         self.waiting: dict[tuple[int, int], str | None] = {}  # sent, by device and tensor
         self.coming: set[tuple[int, int]] = set()  # fetched, but not yet waited for
         self.lent: dict[int, list[tuple[int, int, str]]] = defaultdict(list)  # by lane
+        written = {value.storage for call in tape.calls for value in call.writes}
         self.strided = {  # memory that is looked at by its strides
-            value.storage for call in tape.calls if call.target in STRICT for value in call.reads
+            value.storage
+            for call in tape.calls
+            for value in call.reads
+            if call.target in STRICT or (call.target is VIEW and value.storage in written)
         }
         self.numbers: dict[str, int] = {}  # of residents, in their order
         self.views: list[str] = []
