@@ -445,8 +445,8 @@ class Recorder(TorchDispatchMode):
 
 def _check_lists(func: Any, args: Any, writes: Sequence[Value]) -> None:
     """
-    Check that autograd follows what a call overwrites: PyTorch loses the gradient of views that
-    are overwritten as a list (``torch._foreach_mul_``) while a dispatch mode is on.
+    Check that autograd follows what a call overwrites: while a dispatch mode is on, PyTorch loses
+    the gradient of views of what is overwritten as a list (``torch._foreach_mul_``).
 
     Raises
     ------
@@ -455,11 +455,11 @@ def _check_lists(func: Any, args: Any, writes: Sequence[Value]) -> None:
     """
     if not writes or not isinstance(args[0], (tuple, list)) or not torch.is_grad_enabled():
         return
-    if any(tensor.requires_grad and tensor._is_view() for tensor in _tensors(args[0])):
+    if any(tensor.requires_grad for tensor in _tensors(args[0])):
         name = func._schema.name.partition("::")[2]
         raise InputError(
-            f"`forward` calls `{name}` on a view that has a gradient, which PyTorch does not trace."
-            " Overwrite the tensors one by one, or clone them first."
+            f"`forward` calls `{name}` on tensors that have gradients, which PyTorch does not trace."
+            " Overwrite the tensors one by one."
         )
 
 
