@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from placewright import placing
 from placewright.cli import app
 from placewright.graph import Graph
 from placewright.graph_file import Op
@@ -112,6 +113,47 @@ def test_place_says_how_good_the_answer_is_and_why(tmp_path):
     assert facts["placer"] == "auto"
     assert facts["is_feasible"]
     assert facts["makespan_s"] >= facts["lower_bound_s"]
+
+
+@pytest.mark.parametrize(
+    ("budget", "words"),
+    [
+        ("9" * 5000 + " samples", "expected text such as `60s`"),
+        ("nan", "`budget` is 'nan'; expected a number that is not negative"),
+        ("inf", "`budget` is 'inf'; expected a number that is not negative"),
+        ("-1s", "`budget` is '-1s'; expected a number that is not negative"),
+        ("1e99s", "`seconds` is 1e+99; expected a finite number"),
+    ],
+)
+def test_a_budget_that_never_ends_is_refused(budget, words):
+    for command in ("place", "compare"):
+        result = run(command, "tiny-nmt", "--cluster", "k40x2", "--budget", budget)
+        assert result.exit_code == 2
+        assert words in result.stderr
+        assert len(result.stderr.splitlines()) == 1
+
+
+def test_an_unknown_objective_is_refused_with_those_there_are():
+    result = run(*PLACE, "--objective", "troughput")
+    assert result.exit_code == 2
+    assert "throughput" in result.stderr
+
+
+def test_ctrl_c_before_there_is_an_answer_says_so(monkeypatch):
+    def interrupted(run):
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(placing.PLACERS, "interrupted", interrupted)
+    result = run(*PLACE, "--placer", "interrupted")
+    assert result.exit_code == 130
+    assert result.stderr.endswith("placewright: Stopped before there was an answer.\n")
+
+
+def test_threads_are_a_number_that_a_machine_may_have(tmp_path):
+    for threads in ("-1", "0", "nan", "9" * 30):
+        result = run("bench", "table1", "--out", tmp_path, "--threads", threads)
+        assert result.exit_code == 2
+        assert "--threads" in result.stderr
 
 
 def test_what_cannot_be_placed_exits_with_1():

@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+import time
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from placewright.cluster import Cluster
+from placewright.cluster_file import decode
 from placewright.errors import InputError
 from placewright.load import load_cluster
 
@@ -174,6 +178,30 @@ def test_a_wrong_cluster_is_told_what_is_wrong(tmp_path, old, new, words):
     assert "box.toml" in str(caught.value)
 
 
+@pytest.mark.parametrize("part", ["a", '"a"', "'a'", r'"\""', '"a.b"'])
+@pytest.mark.parametrize("line", ["{} = 1", "[{}]", "[[{}]]", "x = {{ {} = 1 }}", "x={{{}=1}}"])
+@pytest.mark.parametrize("dot", [".", " . "])
+def test_a_dotted_key_of_very_many_parts_is_refused_at_once(tmp_path, part, line, dot):
+    began_s = time.perf_counter()
+    with pytest.raises(InputError, match=r"box\.toml` has a dotted key of more than 100 parts"):
+        load(tmp_path, line.format(dot.join([part] * 50_000)))
+    assert time.perf_counter() - began_s < 5
+
+
+def test_long_texts_in_a_cluster_file_take_little_time():
+    texts = ["a" * 100_000, "a.b " * 50_000, "'" * 100_000, r"\"" * 100_000, "a.b, " * 50_000]
+    began_s = time.perf_counter()
+    for text in texts:
+        assert decode(f'name = "{text}"'.encode(), "It").name == text.replace("\\", "")
+    assert time.perf_counter() - began_s < 5
+
+
+def test_a_cluster_file_of_absurd_size_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("placewright.cluster_file.MAX_BYTES", 2**8)
+    with pytest.raises(InputError, match=r"box\.toml` has 0\.0 MiB; a cluster file may have"):
+        load(tmp_path, EXAMPLE)
+
+
 def same(left, right):
     pairs = [(value, vars(right)[name]) for name, value in vars(left).items()]
     return all(np.array_equal(a, b) if isinstance(a, np.ndarray) else a == b for a, b in pairs)
@@ -340,3 +368,60 @@ def test_efficiencies_by_size_must_be_in_order(tmp_path):
     for curve in ("[]", "[[1e9, 0.1], [1e6, 0.6]]", "[[0.0, 0.5]]", "[[1e6, 1.5]]"):
         with pytest.raises(InputError, match="efficienc"):
             load(tmp_path, EXAMPLE.replace("matmul = 0.7", f"matmul = {curve}"))
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("link_channels", ((0, 999_999),) * 9, "has channel 999999 in `link_channels`"),
+        ("link_channels", ((-1,),) * 9, "expected numbers of the 7 in `channel_names`, from 0 on"),
+        ("link_channels", ((1, 1),) * 9, "has a channel twice in `link_channels`"),
+        ("link_channels", ((0,),) * 4, "`link_channels` has 4 entries; expected 9"),
+        ("link_channels", ((0.5,),) * 9, "`link_channels` is 0.5; expected a tuple of channel"),
+        ("link_channels", (0,) * 9, "`link_channels` is 0; expected a tuple of channel numbers"),
+        ("link_channels", None, "`link_channels` is None; expected a tuple"),
+        ("channel_names", (), "has channel 0 in `link_channels`"),
+        ("channel_names", (1, 2), "`channel_names` is 1; expected a tuple of texts"),
+        ("device_names", "abc", "`device_names` is 'abc'; expected a tuple of texts"),
+        ("device_kinds", ("cpu",), "`device_kinds` has 1 entries; expected 3"),
+        ("device_models", (None,) * 3, "`device_models` is None; expected"),
+        ("name", 3, "`name` is 3; expected text"),
+        ("memory_bytes", [1.5, 2.5, 3.5], "`memory_bytes` has shape (3,) and type float64"),
+        ("memory_bytes", [1, 2], "`memory_bytes` has shape (2,) and type int64"),
+        ("memory_bytes", [-1, 1, 1], "has -1 bytes of memory; expected"),
+        (
+            "memory_bytes",
+            np.array([2**63] * 3, np.uint64),
+            "`memory_bytes` holds 9223372036854775808",
+        ),
+        ("memory_bytes_per_s", [np.nan] * 3, "nan bytes/s; expected a positive number"),
+        ("launch_s", [np.nan] * 3, "expected 0 to 1e+06, in `launch_s`"),
+        ("launch_s", [-1.0] * 3, "has -1 s of launch overhead"),
+        ("launch_s", [[1], [1, 2]], "`launch_s` is [[1], [1, 2]]; expected numbers of shape (3,)"),
+        ("latency_s", np.zeros(3), "`latency_s` has shape (3,)"),
+        ("latency_s", np.full((3, 3), np.inf), "has a latency of inf s"),
+        ("bytes_per_s", np.full((3, 3), np.nan), "carries nan bytes/s"),
+        ("bytes_per_s", "fast", "`bytes_per_s` is 'fast'"),
+        ("flops", ({"float32": "1e9"},) * 3, "does '1e9' float32 flops/s"),
+        ("flops", ({"float32": np.nan},) * 3, "does nan float32 flops/s"),
+        ("flops", (1e9,) * 3, "`flops` is (1000000000.0"),
+        ("flops", (), "`flops` has 0 entries; expected 3"),
+        ("efficiency", ({"matmul": np.nan},) * 3, "has efficiency nan for matmul"),
+        ("efficiency", ({"matmul": ((np.nan, 0.5),)},) * 3, "at the sizes [nan]"),
+        ("efficiency", ({"matmul": ((1.0,), (2.0, 0.5))},) * 3, "`efficiency` is ((1.0,), (2."),
+    ],
+)
+def test_wrong_arguments_of_a_cluster_are_named(tmp_path, field, value, words):
+    cluster = load(tmp_path, EXAMPLE)
+    with pytest.raises(InputError) as caught:
+        replace(cluster, **{field: value})
+    assert words in str(caught.value)
+
+
+def test_a_cluster_keeps_its_figures_when_the_callers_change(tmp_path):
+    rates, channels = {"float32": 1e9}, [[0]] * 9
+    cluster = replace(load(tmp_path, EXAMPLE), flops=[rates] * 3, link_channels=channels)
+    rates.clear()
+    channels[1][0] = 10**6
+    assert cluster.flops[0] == {"float32": 1e9}
+    assert cluster.link_channels == ((0,),) * 9

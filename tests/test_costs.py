@@ -127,3 +127,19 @@ def test_times_that_int64_cannot_hold_are_refused():
 def test_parameters_take_no_time():
     graph = Graph.build("g", [Op(name="w", outputs=[Output(10, persistent=True)])])
     assert Costs.estimate(graph, CLUSTER).op_ps.tolist() == [[0, 0]]
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"op_ps": None}, "`op_ps` is None; expected whole picoseconds"),
+        ({"op_ps": [[1], [2, 3]]}, r"`op_ps` is \[\[1\], \[2, 3\]\]; expected whole picoseconds"),
+        ({"op_ps": [[2**63]]}, "`op_ps` holds 9223372036854775808"),
+        ({"op_ps": [[1, 2]], "scratch_bytes": [[1]]}, r"`scratch_bytes` has shape \(1, 1\)"),
+        ({"op_ps": [[1, 2]], "scratch_bytes": [[-1, 0]]}, "`scratch_bytes` holds -1 to 0"),
+        ({"op_ps": [[1, 2]], "idle_gain_ps": [[0.5, 0]]}, "`idle_gain_ps` has shape"),
+    ],
+)
+def test_wrong_arguments_of_costs_are_named(fields, words):
+    with pytest.raises(InputError, match=words):
+        Costs(**fields)

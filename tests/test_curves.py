@@ -146,7 +146,10 @@ def test_what_cannot_be_read_or_drawn_is_refused(tmp_path):
     with pytest.raises(InputError, match="There is no history file"):
         load_run(tmp_path)
     file = tmp_path / "history.jsonl"
-    for content, message in (("", "is empty"), ("{}", "is not a history file"), ("{", "is not a")):
+    point = '{"wall_s": 1, "samples": 1, "objective_s": 1}'
+    huge = [point.replace("1", figure) for figure in ("1e308", "-1", "9" * 30)]
+    contents = [("", "is empty"), *((text, "is not a history file") for text in ("{}", *huge))]
+    for content, message in (*contents, ("{", "is not a")):
         file.write_text(content)
         with pytest.raises(InputError, match=message):
             load_run(tmp_path)

@@ -2,6 +2,10 @@ from __future__ import annotations
 
 import gzip
 import os
+import subprocess
+import sys
+import threading
+import tracemalloc
 
 import pytest
 
@@ -41,6 +45,51 @@ def test_an_interrupted_write_leaves_nothing(tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == []
 
 
+def test_what_a_killed_process_left_is_removed_by_the_next_write(tmp_path):
+    words = (
+        "import os, sys; from placewright import files;"
+        "os.fsync = lambda _: os.kill(os.getpid(), 9); files.write(sys.argv[1], b'half')"
+    )
+    path = tmp_path / "plan.json"
+    killed = subprocess.run([sys.executable, "-c", words, path], check=False)
+    assert killed.returncode == -9
+    (left,) = tmp_path.iterdir()
+    files.write(path, b"young ones may be in use")
+    assert left.exists()
+    os.utime(left, (0, 0))
+    files.write(path, b"whole")
+    assert os.listdir(tmp_path) == ["plan.json"]
+    assert path.read_bytes() == b"whole"
+
+
+def test_what_others_are_writing_stays(tmp_path, monkeypatch):
+    written, replace = [], os.replace
+
+    def write_another(temporary, target):
+        os.utime(temporary, (0, 0))
+        monkeypatch.setattr(os, "replace", replace)
+        files.write(tmp_path / "other.json", b"other")
+        written.append(target)
+        replace(temporary, target)
+
+    monkeypatch.setattr(os, "replace", write_another)
+    (tmp_path / ".placewright-link").symlink_to(tmp_path / "mine")
+    (tmp_path / ".placewright-folder").mkdir()
+    os.mkfifo(tmp_path / ".placewright-pipe")
+    (tmp_path / "mine").write_bytes(b"mine")
+    for name in ("mine", ".placewright-folder", ".placewright-pipe"):
+        os.utime(tmp_path / name, (0, 0))
+    files.write(tmp_path / "plan.json", b"plan")
+    assert written == [tmp_path / "plan.json"]
+    assert (tmp_path / "plan.json").read_bytes() == b"plan"
+    assert len(os.listdir(tmp_path)) == 6
+
+
+def test_a_name_as_long_as_may_be_is_written(tmp_path):
+    files.write(tmp_path / ("é" * 127), b"x")
+    assert len(os.listdir(tmp_path)) == 1
+
+
 def test_links_are_followed_and_pipes_are_written_to(tmp_path):
     real, link, pipe = tmp_path / "real.json", tmp_path / "link.json", tmp_path / "pipe"
     link.symlink_to(real)
@@ -76,6 +125,55 @@ def test_a_file_without_end_is_refused(monkeypatch):
     monkeypatch.setattr(files, "MAX_BYTES", 1000)
     with pytest.raises(InputError, match="`/dev/zero` does not end"):
         files.read("/dev/zero", "test file")
+
+
+def test_a_pipe_that_nothing_writes_to_is_refused_at_once(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(InputError, match=r"Expected a test file at .*pipe that nothing writes to"):
+        files.read(tmp_path / "pipe", "test file")
+
+
+def test_a_pipe_that_is_written_to_is_read_to_its_end(tmp_path):
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    keeper = os.open(path, os.O_RDWR)  # so that opening it to write does not wait
+    writer = os.open(path, os.O_WRONLY)
+    timer = threading.Timer(0.2, lambda: (os.write(writer, b"late"), os.close(writer)))
+    timer.start()
+    os.close(keeper)
+    assert files.read(path, "test file") == b"late"
+    timer.join()
+    reader, writer = os.pipe()
+    os.write(writer, gzip.compress(b"before"))
+    os.close(writer)
+    assert files.read(f"/dev/fd/{reader}", "test file") == b"before"
+    os.close(reader)
+
+
+@pytest.mark.parametrize("name", ["pipe", "/dev/zero"])
+def test_what_is_no_regular_file_is_not_named_by_its_content(tmp_path, name):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(InputError, match=r"Expected an ONNX file at .* is a pipe or device\."):
+        files.digest(tmp_path / name, "ONNX file")
+
+
+def test_a_read_takes_no_more_memory_than_the_file_needs(tmp_path):
+    (tmp_path / "a").write_bytes(b"small")
+    (tmp_path / "a.gz").write_bytes(gzip.compress(b"small"))
+    tracemalloc.start()
+    try:
+        assert files.read(tmp_path / "a", "test file") == b"small"
+        assert files.read(tmp_path / "a.gz", "test file") == b"small"
+        assert tracemalloc.get_traced_memory()[1] < 2**23
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_file_that_unpacks_to_more_than_a_file_may_have_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "MAX_BYTES", 1000)
+    (tmp_path / "a.gz").write_bytes(gzip.compress(b"x" * 1001))
+    with pytest.raises(InputError, match=r"a\.gz` unpacks to more than"):
+        files.read(tmp_path / "a.gz", "test file")
 
 
 def test_files_are_readable_by_others_as_usual(tmp_path):

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import pickle
+import re
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -278,6 +282,119 @@ def test_an_exported_program_gives_the_graph_of_its_module(folder):
         load_model(path)
     with pytest.raises(InputError, match="There is no exported program"):
         load_model(folder / "none.pt2")
+
+
+class Planted:
+    """What makes a file when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+def plant(path, part, content, config=None):
+    """Rewrite an exported program with another part in it."""
+    with zipfile.ZipFile(path) as archive:
+        parts = {name: archive.read(name) for name in archive.namelist()}
+    root = next(iter(parts)).split("/")[0]
+    parts[f"{root}/{part}"] = content
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in (parts | {f"{root}/{k}": v for k, v in (config or {}).items()}).items():
+            archive.writestr(name, data)
+
+
+def saved(planted):
+    buffer = io.BytesIO()
+    torch.save(planted, buffer)
+    return buffer.getvalue()
+
+
+def listing(prefix, is_pickled):
+    entry = {"path_name": f"{prefix}_0", "is_param": False, "use_pickle": is_pickled}
+    return json.dumps({"config": {"weight": entry | {"tensor_meta": None}}}).encode()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "part", ["inputs", "weight", "tensor", "opaque_obj", "OPAQUE_obj", "custom_obj", "library"]
+)
+def test_an_exported_program_with_code_in_it_is_refused_and_runs_none(folder, tmp_path, part):
+    path, mark = folder / "planted.pt2", tmp_path / "ran"
+    torch.export.save(torch.export.export(torch.nn.Linear(2, 2), (torch.ones(1, 2),)), path)
+    planted = saved(Planted(mark))
+    if part == "inputs":
+        plant(path, "data/sample_inputs/model.pt", planted)
+    elif part == "weight":
+        config = {"data/weights/model_weights_config.json": listing("weight", True)}
+        plant(path, "data/weights/weight_0", planted, config)
+    elif part == "library":
+        plant(path, "data/aotinductor/model/a.so", b"")
+    else:
+        config = {"data/constants/model_constants_config.json": listing(part.lower(), True)}
+        content = planted if part == "tensor" else pickle.dumps(Planted(mark))
+        plant(path, f"data/constants/{part}_0", content, config)
+    before = dict(os.environ)
+    with pytest.raises(InputError, match=r"planted\.pt2` holds what can run code"):
+        load_model(path)
+    assert not mark.exists()
+    assert os.environ == before
+
+
+class Resized(torch.nn.Module):
+    """Has sizes that depend on its batch, and modules with names that are no Python names."""
+
+    def __init__(self):
+        super().__init__()
+        self.parts = torch.nn.ModuleDict({"a-b": torch.nn.Linear(6, 6), "c d": torch.nn.ReLU()})
+
+    def forward(self, x):
+        y = self.parts["c d"](self.parts["a-b"](x["in put"]))
+        return {"y": y.view(y.shape[0] * 2, -1), "n": y.shape[0] // 3}
+
+
+def resized(path):
+    """Save a program with open sizes; give the text of it."""
+    sizes = {"x": {"in put": {0: torch.export.Dim("batch", min=2, max=64)}}}
+    inputs = ({"in put": torch.ones(4, 6)},)
+    torch.export.save(torch.export.export(Resized(), inputs, dynamic_shapes=sizes), path)
+    with zipfile.ZipFile(path) as archive:
+        (name,) = (name for name in archive.namelist() if "/models/" in name)
+        return archive.read(name).decode()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_exported_program_may_have_open_sizes_and_any_names(folder):
+    resized(folder / "resized.pt2")
+    assert "view" not in load_model(folder / "resized.pt2").op_names
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("where", ["size", "nested size", "size of text", "name", "older form"])
+def test_an_exported_program_whose_names_or_sizes_are_calls_is_refused(folder, tmp_path, where):
+    path, mark = folder / "planted.pt2", tmp_path / "ran"
+    text, call = resized(path), f"__import__('os').mkdir('{mark}')"
+    size = re.search(r"Symbol\('s\d+', positive=True, integer=True\)", text)[0]
+    name = re.search(r'"user_input": \{"arg": \{"as_tensor": \{"name": "(\w+)"', text)[1]
+    old, new = {
+        "size": (size, call),
+        "nested size": (size, f'S(\\"{call}\\")'),
+        "size of text": (size, call),
+        "older form": (size, call),
+        "name": (f'"{name}"', f'"{name}={call}"'),
+    }[where]
+    assert old in text
+    if where == "size of text":
+        text = text.replace(f'"{name}"', '"metadata"')
+    if where == "older form":
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("serialized_exported_program.json", text.replace(old, new))
+    else:
+        plant(path, "models/model.json", text.replace(old, new).encode())
+    with pytest.raises(InputError, match=r"planted\.pt2` holds what can run code"):
+        load_model(path)
+    assert not mark.exists()
 
 
 def test_an_onnx_file_is_loaded_with_its_open_dimensions_given(folder):

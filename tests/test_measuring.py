@@ -723,7 +723,7 @@ def test_devices_that_are_not_here_are_refused_before_anything_is_built(gpt2):
 def test_only_the_same_problem_and_objective_are_measured(evaluator, gpt2, problem, borrowed):
     with pytest.raises(InputError, match="Only `latency` can be measured"):
         MeasuredEvaluator(problem, "tiny-gpt2", objective="throughput")
-    with pytest.raises(InputError, match="expected a factor of at least 1"):
+    with pytest.raises(InputError, match="expected a finite number, at least 1"):
         MeasuredEvaluator(problem, "tiny-gpt2", prescreen=0.5)
     with pytest.raises(InputError, match="`evaluator` is for"):
         place(problem, "annealing", evaluator=evaluator)

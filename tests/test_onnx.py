@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -658,6 +659,39 @@ def test_sizes_that_do_not_fit_the_model_are_refused(refused):
     assert "is float32[1152921504606846976], which is more than 9.01e+15 bytes" in message
 
 
+def split(sizes=None, outputs=2, **attributes):
+    """Make the arguments of a model that splits six rows."""
+    names = [f"y{i}" for i in range(outputs)]
+    inputs = ["x"] if sizes is None else ["x", "sizes"]
+    node = make_node("Split", inputs, names, name="s", **attributes)
+    return [node], [tensor("x", 6, 4)], names, [] if sizes is None else [ints("sizes", *sizes)]
+
+
+@pytest.mark.parametrize(
+    "sizes", [(2, 3), (2, 2, 2), (6,), (-2, 8), (2**62, 2**62), (2**62, 6 - 2**62), (0, 0)]
+)
+def test_a_split_into_sizes_that_do_not_fit_is_refused(refused, sizes):
+    words = f"Node `s` (Split) splits dimension 0 of float32[6, 4] into [{sizes[0]}"
+    assert refused(*split(sizes)).startswith(words)
+    assert refused(*split(split=sizes), opset=11).startswith(words)
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, -1, 2**31, 2**40, 2**62, -(2**63)])
+def test_a_split_that_says_another_number_of_outputs_is_refused(refused, count):
+    words = f"Node `s` (Split) has `num_outputs` {count}, and outputs 2; expected the same number."
+    assert refused(*split(num_outputs=count)).startswith(words)
+
+
+def test_a_split_that_leaves_less_than_nothing_is_refused(refused):
+    message = refused(*split(outputs=5, num_outputs=5))
+    assert "into [2, 2, 2, 2, -2]; expected 5 sizes for its 5 outputs, none below zero" in message
+
+
+def test_a_split_may_leave_nothing_for_its_last_output(read):
+    assert read(*split((6, 0))).graph.op_names == ("x", "s")
+    assert read(*split(outputs=4, num_outputs=4)).graph.op_names == ("x", "s")
+
+
 # What is refused.
 
 
@@ -841,6 +875,12 @@ def test_external_shapes_are_read(tmp_path):
     path = tmp_path / "m.onnx"
     path.write_bytes(proto(nodes, [tensor("x", 3, 4)], ["y"], [shape]).SerializeToString())
     assert list(ops_of(read_onnx(path))) == ["x", "y"]
+
+
+def test_weights_in_a_pipe_are_refused_at_once(tmp_path, refused):
+    os.mkfifo(tmp_path / "pipe")
+    message = refused(*external(tmp_path, "pipe"))
+    assert "pipe`, which cannot be read (it is no file). Put that file beside" in message
 
 
 def test_a_missing_file_of_weights_is_named(tmp_path, refused):

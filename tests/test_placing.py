@@ -10,8 +10,10 @@ from itertools import product
 import numpy as np
 import pytest
 
+from placewright.comparing import compare_placers
 from placewright.errors import InputError
 from placewright.evaluate import SimulatedEvaluator, step_load_s
+from placewright.execute.expecting import ExpectedEvaluator
 from placewright.graph import Graph
 from placewright.graph_file import Op, Output
 from placewright.grouping import layer_chunks
@@ -263,3 +265,79 @@ def test_a_placer_of_ones_own_is_a_function_of_a_run():
     mine = OneShot(lambda problem, run: np.zeros(problem.num_ops, dtype=np.int64))
     assert place(problem, mine).placer == "OneShot"
     assert place(problem, PLACERS["heft"], budget=Budget(samples=1)).is_feasible
+
+
+def offers_nothing(run):
+    """Run a placer that is over at once."""
+
+
+def test_a_placer_that_offers_nothing_is_named():
+    problem = random_problem(0, 4, 2)
+    with pytest.raises(InputError, match="Placer `offers_nothing` offers no placement"):
+        place(problem, offers_nothing)
+    with pytest.raises(InputError, match="offers an empty list"):
+        place(problem, lambda run: run.offer([]))
+
+
+def test_ctrl_c_before_there_is_an_answer_is_not_one():
+    def interrupted(run):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        place(random_problem(0, 4, 2), interrupted)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"objective": "troughput"}, "expected latency or throughput. Is it `throughput`"),
+        ({"objective": None}, "`objective` is None; expected latency or throughput"),
+        ({"budget_s": float("nan")}, "`budget_s` is nan; expected a finite number, at least 0"),
+        ({"budget_s": float("inf")}, "`budget_s` is inf"),
+        ({"budget_s": -1}, "`budget_s` is -1"),
+        ({"budget_s": "soon"}, "is 'soon'; expected a number"),
+        ({"budget": "9" * 5000 + " samples"}, "`budget` is '9999.*expected text such as `60s`"),
+        ({"budget": "9" * 90 + " samples"}, "`samples` is 9999.*expected a whole number"),
+        ({"budget": "1e99 s"}, "`seconds` is 1e.99"),
+        ({"seed": 1.5}, "`seed` is 1.5; expected a whole number"),
+        ({"placer": object()}, "`placer` is <object.*expected a placer's name"),
+        ({"grouping": [0, 1]}, r"`grouping` has shape \(2,\)"),
+        ({"evaluator": "simulated"}, "`evaluator` is 'simulated'; expected an evaluator"),
+        ({"folder": 3}, "`folder` is 3; expected a path"),
+        ({"options": "x"}, "`options` is 'x'; expected a mapping"),
+        ({"progress": "yes"}, "`progress` is 'yes'; expected a function"),
+    ],
+)
+def test_wrong_arguments_of_place_are_named(fields, words):
+    problem = random_problem(0, 4, 2)
+    with pytest.raises(InputError, match=words):
+        place(problem, **{"placer": "auto", "budget_s": None} | fields)
+
+
+def test_groups_may_have_any_numbers():
+    problem = random_problem(0, 4, 2)
+    few, many = (
+        place(problem, "random", budget="20 samples", grouping=grouping).placement.tolist()
+        for grouping in ([0, 1, 1, 0], [-5, 2**60, 2**60, -5])
+    )
+    assert few == many
+
+
+def test_evaluators_refuse_an_unknown_objective():
+    for make in (SimulatedEvaluator, ExpectedEvaluator):
+        with pytest.raises(InputError, match="Is it `latency` that is meant"):
+            make(random_problem(0, 4, 2), objective="latancy")
+
+
+def test_comparing_refuses_a_wrong_budget_or_objective_at_once():
+    problem = random_problem(0, 4, 2)
+    for fields in ({"budget": "soon"}, {"objective": "troughput"}, {"num_seeds": 0}):
+        with pytest.raises(InputError):
+            compare_placers(problem, ["heft"], **fields)
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -1, -1.0, "1", True])
+def test_budgets_are_finite_and_not_negative(wrong):
+    for name in ("seconds", "samples", "idle_seconds"):
+        with pytest.raises(InputError, match=f"`{name}` is {wrong!r}; expected"):
+            Budget(**{name: wrong})

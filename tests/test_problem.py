@@ -7,7 +7,7 @@ from placewright.costs import Costs
 from placewright.errors import InputError
 from placewright.graph import Graph
 from placewright.graph_file import Op
-from placewright.problem import Problem
+from placewright.problem import Candidate, Problem
 
 from . import worlds
 
@@ -65,3 +65,40 @@ def test_costs_of_another_shape_are_refused():
     graph = Graph.build("g", [Op(name="a")])
     with pytest.raises(InputError, match=r"is for \(3, 2\) \(ops, devices\); expected \(1, 2\)"):
         Problem(graph, worlds.make_cluster(), Costs(np.zeros((3, 2), dtype=np.int64)))
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"placement": None}, "`placement` is None; expected the number of a device for each op"),
+        ({"placement": [[0], [0, 1]]}, r"`placement` is \[\[0\], \[0, 1\]\]; expected"),
+        ({"placement": [0], "discipline": "fif"}, "`discipline` is 'fif'; .* Is it `fifo`"),
+        ({"placement": [0], "discipline": None}, "`discipline` is None; expected fifo, program"),
+        (
+            {"placement": [0], "discipline": "priority", "priorities": "high"},
+            "`priorities` is 'high'; expected a number for each op",
+        ),
+        (
+            {"placement": [0], "discipline": "priority", "priorities": [[1], [1, 2]]},
+            "expected a number for each op",
+        ),
+        ({"placement": [0], "triggers": [1]}, r"`triggers` is \[1\]; expected a mapping"),
+        ({"placement": [0], "triggers": {1.5: 2}}, "`triggers` holds 1.5: 2; expected a mapping"),
+        ({"placement": [0], "triggers": {(0.5, 0): 2}}, r"`triggers` holds \(0.5, 0\): 2"),
+        ({"placement": [0], "triggers": {(0, 0): None}}, r"`triggers` holds \(0, 0\): None"),
+    ],
+)
+def test_wrong_arguments_of_a_candidate_are_named(fields, words):
+    with pytest.raises(InputError, match=words):
+        Candidate(**fields)
+
+
+def test_a_problem_is_of_a_graph_a_cluster_and_costs():
+    graph, cluster = Graph.build("g", [Op(name="a")]), worlds.make_cluster()
+    for parts, words in (
+        ((None, cluster), "`graph` is None; expected a `Graph`"),
+        ((graph, "k40x4"), "`cluster` is 'k40x4'; expected a `Cluster`"),
+        ((graph, cluster, [[1, 1]]), r"`costs` is \[\[1, 1\]\]; expected `Costs`"),
+    ):
+        with pytest.raises(InputError, match=words):
+            Problem(*parts)

@@ -381,6 +381,26 @@ def test_processes_do_not_lose_each_others_times():
     assert len(read_times("d").ops) == 60
 
 
+@pytest.mark.parametrize(
+    ("field", "figure"),
+    [
+        ("scratch_bytes", 2**63),
+        ("scratch_bytes", 10**30),
+        ("time_s", 1e308),
+        ("idle_gain_s", 1e308),
+    ],
+)
+def test_a_file_with_a_figure_that_no_op_has_is_set_aside(field, figure):
+    add_times(make_times("d", {"one": 1.0}))
+    path = times_path("d")
+    content = json.loads(path.read_bytes())
+    content["ops"]["one"][field] = figure
+    path.write_text(json.dumps(content))
+    said = []
+    assert read_times("d", said.append) is None
+    assert field in said[0] or "op-times file" in said[0]
+
+
 def test_times_of_another_pytorch_are_not_used(monkeypatch):
     add_times(make_times("d", {"one": 1.0}))
     monkeypatch.setattr(op_times, "torch_version", lambda: "1.0")

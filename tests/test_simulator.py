@@ -343,22 +343,22 @@ def test_golden_makespans_are_bit_identical():
         ([0, 0, 2], "names device 2; cluster `world` has devices 0 to 1"),
         ([0, -1, 0], "names device -1"),
         ([0.0, 0.0, 1.0], "holds float64 values; expected device numbers"),
-        (0, "A placement has no entries"),
-        ([[0, 0, 0]], "has shape (1, 3); expected (3,)"),
+        (0, "`placement` has shape (); expected one device for each op"),
+        ([[0, 0, 0]], "has shape (1, 3); expected one device for each op"),
         (
-            Candidate([0, 0, 0], "lifo"),
+            ([0, 0, 0], "lifo"),
             "`discipline` is 'lifo'; expected fifo, program or priority",
         ),
-        (Candidate([0, 0, 0], "priority"), "`priorities` are missing"),
-        (Candidate([0, 0, 0], "fifo", [1, 2, 3]), "`priorities` are given"),
-        (Candidate([0, 0, 0], "priority", [[1, 2, 3]]), "has shape (1, 3); expected (3,)"),
-        (Candidate([0, 0, 0], "priority", [1, 2]), "expected 3 numbers, one an op"),
-        (Candidate([0, 0, 0], "priority", [1, 2, float("nan")]), "not finite"),
+        (([0, 0, 0], "priority"), "`priorities` are missing"),
+        (([0, 0, 0], "fifo", [1, 2, 3]), "`priorities` are given"),
+        (([0, 0, 0], "priority", [[1, 2, 3]]), "has shape (1, 3); expected one number an op"),
+        (([0, 0, 0], "priority", [1, 2]), "expected 3 numbers, one an op"),
+        (([0, 0, 0], "priority", [1, 2, float("nan")]), "not finite"),
     ],
 )
 def test_a_wrong_candidate_is_told_what_is_wrong(candidate, words):
     with pytest.raises(InputError) as caught:
-        simulate(tiny.chain(), candidate)
+        simulate(tiny.chain(), Candidate(*candidate) if isinstance(candidate, tuple) else candidate)
     assert words in str(caught.value)
 
 
@@ -389,6 +389,8 @@ def test_a_wrong_trigger_is_told_what_is_wrong(triggers, words):
             ([[0, 0, 0]], "fifo", None, 0),
             "`num_threads` is 0",
         ),
+        (([[0, 0, 0]], "fifo", None, float("nan")), "`num_threads` is nan"),
+        (([[0, 0, 0]], "fifo", None, 10**6), "`num_threads` is 1000000; expected a whole number"),
     ],
 )
 def test_wrong_batches_are_told_what_is_wrong(arguments, words):

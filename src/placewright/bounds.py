@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from placewright.arguments import expect_type
 from placewright.costs import PS_PER_S
 from placewright.graph import BoolArray, FloatArray, IntArray
 from placewright.problem import Problem
@@ -50,6 +51,7 @@ def lower_bounds(problem: Problem) -> Bounds:
 
     The proofs are in the docstrings of `_path_ps`, `_load_ps` and `_grid_ps`.
     """
+    expect_type(problem, Problem, "problem", "a `Problem`")
     heads, tails = _heads_and_tails(problem)
     weights = _device_weights(problem)
     path = _path_ps(problem, heads, tails)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from placewright.arguments import expect_type
 from placewright.errors import InputError
 from placewright.graph import Graph
 from placewright.plan import Plan
@@ -118,6 +119,9 @@ def carry_over(plan: Plan, made_for: Graph, problem: Problem) -> Candidate:
         The plan was made for another graph than `made_for`, or names a device that the cluster
         does not have.
     """
+    expect_type(plan, Plan, "plan", "a `Plan`")
+    expect_type(made_for, Graph, "made_for", "the `Graph` that the plan was made for")
+    expect_type(problem, Problem, "problem", "a `Problem`")
     placing = Placing.of_plan(plan, made_for).carry_over(problem.graph)
     number = [problem.cluster.device_index(name) for name in placing.device_names]
     started = [each for each in placing.sequence if isinstance(each, int)]

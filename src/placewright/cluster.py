@@ -18,12 +18,22 @@ from dataclasses import dataclass, replace
 from importlib import resources
 from itertools import groupby, pairwise, permutations
 from pathlib import Path
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from placewright import files
+from placewright.arguments import (
+    NUMBER,
+    WHOLE,
+    expect_path,
+    expect_type,
+    read_array,
+    refuse,
+    show,
+    to_array,
+)
 from placewright.cluster_file import (
     ClusterFile,
     DeviceEntry,
@@ -63,8 +73,9 @@ class Cluster:
     is a device copying to itself, which never happens. A transfer occupies every channel of its
     link; by default those are the source's sending engine and the destination's receiving one.
 
-    Guarantees, checked here: at least one device; names are unique and not empty; memory is
-    positive; rates and bandwidths are at least 1 a second; every link has at least one channel.
+    Guarantees, checked here: at least one device; names are unique and not empty; an entry for
+    each device or pair of them; figures are finite, memory is positive, rates and bandwidths are at
+    least 1 a second; every link has at least one channel, of those that there are.
 
     Raises
     ------
@@ -89,11 +100,12 @@ class Cluster:
     link_channels: tuple[tuple[int, ...], ...]  # [D * D] channels of each link, row by row
 
     def __post_init__(self) -> None:
-        _check(self)
-        for name, value in vars(self).items():
-            if isinstance(value, np.ndarray):
-                object.__setattr__(self, name, value.copy())
-                getattr(self, name).flags.writeable = False
+        fields = _read_devices(self)
+        names = fields["device_names"]
+        _check_links(names, fields)
+        fields["link_channels"] = _read_channels(self, names)
+        for name, value in fields.items():
+            object.__setattr__(self, name, value)
 
     @classmethod
     def load(cls, path: str | Path) -> Cluster:
@@ -105,6 +117,7 @@ class Cluster:
         InputError
             The file cannot be read, is not TOML, or describes no valid cluster.
         """
+        expect_path(path, "path")
         data = files.read(path, "cluster file")
         return _parse(data, f"The cluster file `{path}`")
 
@@ -120,6 +133,7 @@ class Cluster:
         InputError
             The file cannot be written.
         """
+        expect_path(path, "path")
         files.write(path, self.to_toml().encode())
 
     def to_toml(self) -> str:
@@ -136,6 +150,7 @@ class Cluster:
         InputError
             There is no preset of that name.
         """
+        expect_type(name, str, "name", "text")
         if name not in cls.presets():
             raise InputError(
                 f"There is no cluster preset `{name}`. The presets are: {', '.join(cls.presets())}."
@@ -163,7 +178,8 @@ class Cluster:
 
     def with_memory(self, memory_bytes: Sequence[int], name: str) -> Cluster:
         """Give the same cluster with other memory sizes, one for each device, under a name."""
-        return replace(self, name=name, memory_bytes=np.array(memory_bytes, dtype=np.int64))
+        sizes = to_array(memory_bytes, "memory_bytes", "a number of bytes for each device")
+        return replace(self, name=name, memory_bytes=sizes)
 
     def device_index(self, name: str) -> int:
         """
@@ -174,6 +190,7 @@ class Cluster:
         InputError
             There is no such device.
         """
+        expect_type(name, str, "name", "text")
         if name not in self.device_names:
             raise InputError(
                 f"Cluster `{self.name}` has no device `{name}`. Its devices are:"
@@ -185,87 +202,172 @@ class Cluster:
         return f"Cluster({self.name!r}: {', '.join(self.device_names)})"
 
 
-def _check(cluster: Cluster) -> None:
-    if not cluster.device_names:
+def _read_devices(cluster: Cluster) -> dict[str, Any]:
+    """Check what is told of each device, and give the fields as they are kept."""
+    for field in ("name", "description", "source"):
+        expect_type(getattr(cluster, field), str, field, "text")
+    fields: dict[str, Any] = {
+        field: _read_words(getattr(cluster, field), field)
+        for field in ("device_names", "device_kinds", "device_models", "channel_names")
+    }
+    names = fields["device_names"]
+    if not names:
         raise InputError(
             f"Cluster `{cluster.name}` has no devices. Give it at least one `[[device]]`."
         )
-    for name in (*cluster.device_names, *cluster.channel_names):
-        if not name:
-            raise InputError("A device or a channel has an empty name. Give it one.")
-    for name in cluster.device_names:
-        if cluster.device_names.count(name) > 1:
-            raise InputError(
-                f"Two devices are named `{name}`. Give every device a name of its own."
-            )
-    for field, unit in (("memory_bytes", "bytes of memory"), ("memory_bytes_per_s", "bytes/s")):
-        values = getattr(cluster, field)
-        bad = np.flatnonzero(~((values >= 1) & (values <= MAX_RATE)))
+    if not all((*names, *fields["channel_names"])):
+        raise InputError("A device or a channel has an empty name. Give it one.")
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise InputError(
+            f"Two devices are named `{twice[0]}`. Give every device a name of its own."
+        )
+    fields["flops"] = _read_entries(cluster.flops, "flops")
+    fields["efficiency"] = _read_entries(cluster.efficiency, "efficiency")
+    for field in ("device_kinds", "device_models", "flops", "efficiency"):
+        _check_length(fields[field], field, len(names), "one for each device")
+    shapes = {"latency_s": (len(names),) * 2, "bytes_per_s": (len(names),) * 2}
+    for field in ("memory_bytes", "memory_bytes_per_s", "launch_s", *shapes):
+        dtype = np.int64 if field == "memory_bytes" else np.float64
+        shape = shapes.get(field, (len(names),))
+        fields[field] = read_array(getattr(cluster, field), field, dtype, shape)
+    _check_figures(names, fields)
+    fields["efficiency"] = tuple(
+        {family: _read_efficiency(name, family, share) for family, share in shares.items()}
+        for name, shares in zip(names, fields["efficiency"], strict=True)
+    )
+    return fields
+
+
+def _read_words(value: object, field: str) -> tuple[str, ...]:
+    expect_type(value, (tuple, list), field, "a tuple of texts")
+    words: tuple[str, ...] = tuple(value)  # type: ignore[arg-type]
+    for word in words:
+        expect_type(word, str, field, "a tuple of texts")
+    return words
+
+
+def _read_entries(value: object, field: str) -> tuple[dict[str, Any], ...]:
+    expected = "a tuple with a mapping from names to figures for each device"
+    expect_type(value, (tuple, list), field, expected)
+    for entry in value:  # type: ignore[attr-defined]
+        if not isinstance(entry, Mapping) or not all(isinstance(key, str) for key in entry):
+            refuse(value, field, expected)
+    return tuple(dict(entry) for entry in value)  # type: ignore[attr-defined]
+
+
+def _check_length(value: Sequence[object], field: str, length: int, what: str) -> None:
+    if len(value) != length:
+        raise InputError(f"`{field}` has {len(value)} entries; expected {length}, {what}.")
+
+
+def _check_figures(names: tuple[str, ...], fields: Mapping[str, Any]) -> None:
+    for field, least, most, unit, expected in (
+        ("memory_bytes", 1, 2**62, "bytes of memory", "a positive number"),
+        ("memory_bytes_per_s", 1, MAX_RATE, "bytes/s", "a positive number"),
+        ("launch_s", 0, MAX_LATENCY_S, "s of launch overhead", f"0 to {MAX_LATENCY_S:g}"),
+    ):
+        values = fields[field]
+        bad = np.flatnonzero(~((values >= least) & (values <= most)))
         if bad.size:
             raise InputError(
-                f"Device `{cluster.device_names[bad[0]]}` has {values[bad[0]]:g} {unit};"
-                " expected a positive number."
+                f"Device `{names[bad[0]]}` has {values[bad[0]]:g} {unit}; expected {expected}, in"
+                f" `{field}`."
             )
-    for name, rates, shares in zip(
-        cluster.device_names, cluster.flops, cluster.efficiency, strict=True
-    ):
+    for name, rates in zip(names, fields["flops"], strict=True):
         if "float32" not in rates:
             raise InputError(
                 f"Device `{name}` has no rate for float32, which stands in for dtypes that are"
                 " not listed. Add it to `flops`."
             )
         for dtype, rate in rates.items():
-            if not 1 <= rate <= MAX_RATE:
+            if not _is_number(rate) or not 1 <= rate <= MAX_RATE:
                 raise InputError(
-                    f"Device `{name}` does {rate:g} {dtype} flops/s; expected a number from 1 to"
-                    f" {MAX_RATE:g}."
+                    f"Device `{name}` does {_figure(rate)} {dtype} flops/s; expected a number from"
+                    f" 1 to {MAX_RATE:g}."
                 )
-        for family, share in shares.items():
-            if family not in OP_FAMILIES:
-                raise InputError(
-                    f"Device `{name}` has an efficiency for `{family}`; the families of ops are:"
-                    f" {', '.join(OP_FAMILIES)}."
-                )
-            _check_efficiency(f"Device `{name}` has", family, share)
-    _check_links(cluster)
 
 
-def _check_efficiency(what: str, family: str, efficiency: Efficiency) -> None:
-    points = ((1.0, efficiency),) if isinstance(efficiency, float) else efficiency
-    sizes = [size for size, _ in points]
-    if not sizes or not sizes[0] > 0 or any(a >= b for a, b in pairwise(sizes)):
+def _is_number(value: object) -> bool:
+    return isinstance(value, NUMBER) and not isinstance(value, bool)
+
+
+def _figure(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else show(value)
+
+
+def _read_efficiency(device: str, family: str, efficiency: object) -> Efficiency:
+    if family not in OP_FAMILIES:
         raise InputError(
-            f"{what} efficiencies for {family} at the sizes {sizes}; expected at least one"
-            " [size, share], sizes positive and growing."
+            f"Device `{device}` has an efficiency for `{family}`; the families of ops are:"
+            f" {', '.join(OP_FAMILIES)}."
         )
+    pairs = ((1.0, efficiency),) if _is_number(efficiency) else efficiency
+    table = to_array(pairs, "efficiency", "a number, or pairs (size, share), for each family")
+    sizes = table[:, 0].tolist() if table.ndim == 2 and table.shape[1] == 2 else []
+    is_rising = all(a < b for a, b in pairwise([0.0, *sizes, np.inf]))
+    if not sizes or not is_rising:
+        raise InputError(
+            f"Device `{device}` has efficiencies for {family} at the sizes {sizes}; expected at"
+            " least one [size, share], sizes positive and growing."
+        )
+    points = tuple((float(size), float(share)) for size, share in table)
     for _, share in points:
         if not 0 < share <= 1:
             raise InputError(
-                f"{what} efficiency {share:g} for {family}; expected a number above 0 and at"
-                " most 1."
+                f"Device `{device}` has efficiency {share:g} for {family}; expected a number above"
+                " 0 and at most 1."
             )
+    return points[0][1] if _is_number(efficiency) else points
 
 
-def _check_links(cluster: Cluster) -> None:
-    count = cluster.num_devices
-    for source in range(count):
-        for target in range(count):
-            if source == target:
-                continue
-            link = f"from `{cluster.device_names[source]}` to `{cluster.device_names[target]}`"
-            rate, latency = cluster.bytes_per_s[source, target], cluster.latency_s[source, target]
-            if not 1 <= rate <= MAX_RATE:
+def _check_links(names: tuple[str, ...], fields: Mapping[str, Any]) -> None:
+    """Check every link's figures; those of a device to itself need only be numbers."""
+    rates, latencies = fields["bytes_per_s"], fields["latency_s"]
+    is_link = ~np.eye(len(names), dtype=np.bool_)
+    bad = np.argwhere(~((rates >= is_link) & (rates <= MAX_RATE)))
+    if bad.size:
+        source, target = bad[0]
+        raise InputError(
+            f"The link from `{names[source]}` to `{names[target]}` carries"
+            f" {rates[source, target]:g} bytes/s; expected a positive number. Every"
+            " pair of devices needs a `bandwidth`, in `[link]` or in a `[[pair]]`"
+            " (`bytes_per_s`)."
+        )
+    bad = np.argwhere(~((latencies >= 0) & (latencies <= MAX_LATENCY_S)))
+    if bad.size:
+        source, target = bad[0]
+        raise InputError(
+            f"The link from `{names[source]}` to `{names[target]}` has a latency of"
+            f" {latencies[source, target]:g} s; expected a number from 0 to"
+            f" {MAX_LATENCY_S:g}, in `[link]` or in a `[[pair]]` (`latency_s`)."
+        )
+
+
+def _read_channels(cluster: Cluster, names: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
+    """Check the channels of every link: numbers of `channel_names`, none of them twice."""
+    expected = "a tuple of channel numbers for each pair of devices, row by row"
+    expect_type(cluster.link_channels, (tuple, list), "link_channels", expected)
+    _check_length(
+        cluster.link_channels, "link_channels", len(names) ** 2, "one for each pair of devices"
+    )
+    known = len(cluster.channel_names)
+    for link, channels in enumerate(cluster.link_channels):
+        expect_type(channels, (tuple, list), "link_channels", expected)
+        source, target = divmod(link, len(names))
+        where = f"The link from `{names[source]}` to `{names[target]}`"
+        for channel in channels:
+            expect_type(channel, WHOLE, "link_channels", expected)
+            if not 0 <= channel < known:
                 raise InputError(
-                    f"The link {link} carries {rate:g} bytes/s; expected a positive number. Every"
-                    " pair of devices needs a `bandwidth`, in `[link]` or in a `[[pair]]`."
+                    f"{where} has channel {show(channel)} in `link_channels`; expected numbers of"
+                    f" the {known} in `channel_names`, from 0 on."
                 )
-            if not 0 <= latency <= MAX_LATENCY_S:
-                raise InputError(
-                    f"The link {link} has a latency of {latency:g} s; expected a number from 0 to"
-                    f" {MAX_LATENCY_S:g}, in `[link]` or in a `[[pair]]`."
-                )
-            if not cluster.link_channels[source * count + target]:
-                raise InputError(f"The link {link} has no channel. Name at least one.")
+        if len(set(channels)) < len(channels):
+            raise InputError(f"{where} has a channel twice in `link_channels`; name each once.")
+        if not channels and source != target:
+            raise InputError(f"{where} has no channel. Name at least one.")
+    return tuple(tuple(int(c) for c in channels) for channels in cluster.link_channels)
 
 
 def _parse(data: bytes, what: str) -> Cluster:

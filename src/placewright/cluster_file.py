@@ -18,6 +18,17 @@ from placewright import files
 from placewright.errors import InputError
 from placewright.units import parse_bytes, parse_rate, parse_time
 
+MAX_BYTES = 2**26
+"""The largest cluster file: every link between 800 devices told one by one."""
+
+MAX_KEY_PARTS = 100
+"""The longest dotted key. Parsing one takes a time that grows with the square of its parts."""
+
+_PART = r"""(?:[\w-]++|"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+')"""
+_LONG_KEY = re.compile(
+    rf"(?:^|(?<=[\s\[{{,])){_PART}(?:[ \t]*+\.[ \t]*+{_PART}){{{MAX_KEY_PARTS}}}"
+)
+
 
 class DeviceEntry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """A ``[[device]]``, or several that are alike."""
@@ -67,10 +78,23 @@ def decode(data: bytes, what: str) -> ClusterFile:
     Raises
     ------
     InputError
-        It is not TOML, or a key is missing, unknown or of the wrong type.
+        It is not TOML, too large, or a key is missing, unknown, too long or of the wrong type.
     """
+    if len(data) > MAX_BYTES:
+        raise InputError(
+            f"{what} has {len(data) / 2**20:.1f} MiB; a cluster file may have"
+            f" {MAX_BYTES / 2**20:g} MiB. Is it the right file?"
+        )
     try:
-        return msgspec.convert(tomllib.loads(data.decode()), type=ClusterFile)
+        text = data.decode()
+        if (long := _LONG_KEY.search(text)) is not None:
+            raise InputError(
+                f"{what} has a dotted key of more than {MAX_KEY_PARTS} parts, which begins"
+                f" `{long[0][:20]}`; expected no more than three. Is it the right file?"
+            )
+        return msgspec.convert(tomllib.loads(text), type=ClusterFile)
+    except InputError:
+        raise
     except msgspec.ValidationError as error:
         raise InputError(f"{what} is wrong: {files.reason_of(error)}.") from None
     except (ValueError, RecursionError) as error:  # tomllib raises both, and its own

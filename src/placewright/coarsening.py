@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
+from placewright.arguments import expect_type, to_array
 from placewright.costs import Costs
 from placewright.errors import InputError
 from placewright.graph import BoolArray, Graph, IdArray, IntArray
@@ -30,7 +31,8 @@ class Coarse:
 
     def expand(self, placement: ArrayLike) -> IdArray:
         """Turn placements of the coarse problem ([..., M]) into ones of the ops ([..., N])."""
-        return np.ascontiguousarray(np.asarray(placement, dtype=np.int32)[..., self.op_of])
+        placements = self.problem.check_placements(placement)
+        return np.ascontiguousarray(placements[..., self.op_of])
 
 
 def coarsen(problem: Problem, grouping: ArrayLike) -> Coarse:
@@ -57,6 +59,7 @@ def coarsen(problem: Problem, grouping: ArrayLike) -> Coarse:
         The grouping has the wrong length; groups depend on each other in a circle (refine the
         grouping with `split_cycles`); or no device may run all ops of some group.
     """
+    expect_type(problem, Problem, "problem", "a `Problem`")
     graph = problem.graph
     groups = _check_grouping(graph, grouping)
     op_of, num_coarse = _number_coarse_ops(graph, groups)
@@ -88,6 +91,7 @@ def split_cycles(graph: Graph, grouping: ArrayLike) -> IntArray:
     array
         [N] group numbers, from 0 without gaps, in the order in which groups first appear.
     """
+    expect_type(graph, Graph, "graph", "a `Graph`")
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 
@@ -109,7 +113,7 @@ def split_cycles(graph: Graph, grouping: ArrayLike) -> IntArray:
 
 
 def _check_grouping(graph: Graph, grouping: ArrayLike) -> IntArray:
-    groups = np.asarray(grouping)
+    groups = to_array(grouping, "grouping", "the group of every op")
     if groups.shape != (graph.num_ops,) or not np.issubdtype(groups.dtype, np.integer):
         raise InputError(
             f"`grouping` has shape {groups.shape} and type {groups.dtype}; expected"

@@ -14,10 +14,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from placewright.arguments import expect_type, expect_word, read_whole
 from placewright.errors import InputError
-from placewright.evaluate import Objective
+from placewright.evaluate import OBJECTIVES, Objective
 from placewright.execute.calibration import Calibration, probability_faster
 from placewright.execute.expecting import ExpectedEvaluator
+from placewright.placers.run import Budget
 from placewright.placing import PLACERS, Result, place
 from placewright.policies.learned import POLICIES
 from placewright.problem import Problem
@@ -68,12 +70,19 @@ def compare_placers(
     Raises
     ------
     InputError
-        A name is unknown.
+        A name, the budget, the objective or the number of seeds is wrong.
     """
+    if names is not None:
+        expect_type(names, (tuple, list), "names", "a list of placers' names")
     chosen = [*PLACERS] if names is None else [*names]
     for name in chosen:
+        expect_type(name, str, "names", "a list of placers' names")
         if name not in PLACERS:
             raise InputError(f"There is no placer `{name}`. There are: {', '.join(PLACERS)}.")
+    expect_type(problem, Problem, "problem", "a `Problem`")
+    expect_word(objective, OBJECTIVES, "objective")
+    read_whole(num_seeds, "num_seeds", 1)
+    Budget.parse(budget)  # once, not in every row
     rows = []
     for name in chosen:
         say(f"{name}...")

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from placewright.arguments import expect_type, read_array, to_array
 from placewright.cluster import Cluster, Efficiency
 from placewright.errors import InputError
 from placewright.graph import Graph
@@ -94,7 +95,7 @@ def _reached(
 @dataclass(frozen=True, eq=False)
 class Costs:
     """
-    The time of every op on every device, in whole picoseconds. The array is copied.
+    The time of every op on every device, in whole picoseconds. Arrays are copied.
 
     `scratch_bytes` is memory that an op was seen to take on a device while it ran, beside what it
     reads and makes. How well a step that is run follows the simulator is judged with it
@@ -114,22 +115,31 @@ class Costs:
     idle_gain_ps: NDArray[np.int64] | None = None  # [N, D]
 
     def __post_init__(self) -> None:
-        op_ps = np.array(self.op_ps)
-        if op_ps.ndim != 2 or not np.issubdtype(op_ps.dtype, np.integer):
+        shape = np.shape(to_array(self.op_ps, "op_ps", "whole picoseconds by (op, device)"))
+        if len(shape) != 2 or not np.issubdtype(np.asarray(self.op_ps).dtype, np.integer):
             raise InputError(
-                f"`op_ps` has shape {op_ps.shape} and type {op_ps.dtype}; expected whole"
+                f"`op_ps` has shape {shape} and type {np.asarray(self.op_ps).dtype}; expected whole"
                 " picoseconds by (op, device)."
             )
-        object.__setattr__(self, "op_ps", op_ps.astype(np.int64))
+        for field in ("op_ps", "scratch_bytes", "idle_gain_ps"):
+            given = getattr(self, field)
+            if given is not None:
+                object.__setattr__(self, field, read_array(given, field, np.int64, shape))
         if self.op_ps.size and self.op_ps.min() < 0:
             raise InputError(f"An op takes {self.op_ps.min()} ps; expected no negative time.")
+        for field in ("scratch_bytes", "idle_gain_ps"):
+            values = getattr(self, field)
+            if values is not None and values.size and not 0 <= values.min() <= values.max() < 2**62:
+                raise InputError(
+                    f"`{field}` holds {values.min()} to {values.max()}; expected numbers from 0 to"
+                    " 2**62."
+                )
         slowest = self.op_ps.max(axis=1, initial=0).astype(np.float64).sum()
         if slowest >= MAX_TOTAL_PS:
             raise InputError(
                 f"The ops take up to {slowest / PS_PER_S:.3g} s in all; expected at most"
                 f" {MAX_TOTAL_PS / PS_PER_S:.3g} s. Check flops, bytes and rates."
             )
-        self.op_ps.flags.writeable = False
 
     @classmethod
     def estimate(
@@ -151,6 +161,8 @@ class Costs:
         three that compute, else ``e``. An op with neither flops nor bytes nor a measured time
         takes none: it is an input or a parameter.
         """
+        expect_type(graph, Graph, "graph", "a `Graph`")
+        expect_type(cluster, Cluster, "cluster", "a `Cluster`")
         dtypes, dtype_at = _number(graph.op_dtypes)
         kinds, kind_at = _number(graph.op_kinds)
         families = [family_of(kind) for kind in kinds]
@@ -165,6 +177,7 @@ class Costs:
             busy_s = np.maximum(graph.op_flops / rate, graph.op_bytes / speed)
             time_s[:, d] = np.where(works, cluster.launch_s[d] + busy_s, 0.0)
         if measured_s is not None:
+            measured_s = read_array(measured_s, "measured_s", np.float64, time_s.shape)
             time_s = np.where(np.isnan(measured_s), time_s, measured_s)
         for i, times in enumerate(graph.op_time_s):
             for d in range(cluster.num_devices) if times else ():

@@ -12,16 +12,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol, runtime_checkable
+from typing import ClassVar, Literal, Protocol, get_args, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from placewright.arguments import expect_type, expect_word, refuse
 from placewright.costs import PS_PER_S
 from placewright.problem import Candidate, Problem
 from placewright.simulator import simulate, simulate_many
 
 Objective = Literal["latency", "throughput"]
+OBJECTIVES: tuple[str, ...] = get_args(Objective)
 
 Basis = Literal["simulated", "expected", "measured"]
 """What a time is: simulated; what a step should take on this machine; or what steps took."""
@@ -73,6 +75,23 @@ class Confirms(Protocol):
         ...
 
 
+def check_candidates(problem: Problem, candidates: Sequence[Candidate]) -> None:
+    """
+    Check that there is at least one candidate and that all are for a problem's ops.
+
+    Raises
+    ------
+    InputError
+        There is none, or one of them is something else.
+    """
+    if not isinstance(candidates, Sequence) or not candidates:
+        refuse(candidates, "candidates", "a list of at least one `Candidate`")
+    for candidate in candidates:
+        expect_type(candidate, Candidate, "candidates", "a list of at least one `Candidate`")
+        if len(candidate.placement) != problem.num_ops:
+            problem.check(candidate)
+
+
 @dataclass(eq=False)
 class SimulatedEvaluator:
     """Evaluates by simulation; with `overlap` off, transfers count in their devices' load too."""
@@ -83,8 +102,13 @@ class SimulatedEvaluator:
     num_samples: int = 0
     basis: ClassVar[Basis] = "simulated"
 
+    def __post_init__(self) -> None:
+        expect_type(self.problem, Problem, "problem", "a `Problem`")
+        expect_word(self.objective, OBJECTIVES, "objective")
+
     def evaluate(self, candidates: Sequence[Candidate]) -> Evaluations:
         """Simulate candidates, plain ones on all cores at once."""
+        check_candidates(self.problem, candidates)
         self.num_samples += len(candidates)
         if all(c.discipline == "fifo" and c.triggers is None for c in candidates):
             batch = simulate_many(self.problem, np.stack([c.placement for c in candidates]))

@@ -13,6 +13,8 @@ import hashlib
 import io
 import os
 import secrets
+import stat
+import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +28,12 @@ Content = TypeVar("Content")
 
 MAX_BYTES = 2**30
 """The largest file that is read, packed or unpacked. A graph of a million ops is under half."""
+
+LEFTOVER_S = 60.0
+"""From what age on a temporary file that nobody writes to is removed."""
+
+_TEMPORARY = ".placewright-"
+"""How the names of temporary files begin."""
 
 
 def read(path: str | Path, what: str) -> bytes:
@@ -42,15 +50,16 @@ def read(path: str | Path, what: str) -> bytes:
     Raises
     ------
     InputError
-        The file is missing, not a file, not readable, larger than `MAX_BYTES` (before or after
-        unpacking), or its gzip data is broken or cut off.
+        The file is missing, a directory, a pipe that nothing writes to, not readable, larger than
+        `MAX_BYTES` (before or after unpacking), or its gzip data is broken or cut off.
     """
     limit = f"a {what} may have {MAX_BYTES / 2**30:g} GiB. Is it the right file?"
     with _opened(path, what) as file:
-        size = os.fstat(file.fileno()).st_size
-        if size > MAX_BYTES:
-            raise InputError(f"`{path}` has {size / 2**30:.1f} GiB; {limit}")
-        data = file.read(MAX_BYTES + 1)
+        state = os.fstat(file.fileno())
+        if state.st_size > MAX_BYTES:
+            raise InputError(f"`{path}` has {state.st_size / 2**30:.1f} GiB; {limit}")
+        start = _await_pipe(file, path, what) if stat.S_ISFIFO(state.st_mode) else b""
+        data = start + _read_bounded(file, state.st_size)
     if len(data) > MAX_BYTES:
         raise InputError(f"`{path}` does not end; {limit}")
     return _unpack(data, path, what) if data[:2] == b"\x1f\x8b" else data
@@ -63,24 +72,63 @@ def digest(path: str | Path, what: str) -> str:
     Raises
     ------
     InputError
-        The file is missing, not a file, or not readable.
+        The file is missing, not a regular file, or not readable.
     """
     with _opened(path, what) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise InputError(
+                f"Expected {_article(what)} {what} at `{path}`, but that is a pipe or device. Give"
+                " the path of a file."
+            )
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _read_bounded(file: io.BufferedIOBase, expected: int = 0) -> bytes:
+    """Read to the end, but no more than a byte over `MAX_BYTES`; memory is taken as it is used."""
+    parts, left = [], MAX_BYTES + 1
+    while left and (part := file.read(min(left, max(expected + 1, 2**20)))):
+        parts.append(part)
+        left -= len(part)
+        expected = 0
+    return b"".join(parts)
+
+
+def _await_pipe(file: io.BufferedReader, path: str | Path, what: str) -> bytes:
+    """Give the first byte of a pipe, if there is one yet; refuse a pipe that nothing writes to."""
+    try:
+        start = os.read(file.fileno(), 1)
+    except BlockingIOError:  # somebody will write to it
+        start = b""
+    else:
+        if not start:
+            raise InputError(
+                f"Expected {_article(what)} {what} at `{path}`, but that is a pipe that nothing"
+                " writes to. Give the path of a file, or start what writes first."
+            )
+    os.set_blocking(file.fileno(), True)
+    return start
+
+
+def _article(what: str) -> str:
+    return "an" if what[0] in "aeiouO" else "a"
+
+
+def _at_once(path: str, flags: int) -> int:
+    """Open a file without waiting for whoever writes to it."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 @contextlib.contextmanager
 def _opened(path: str | Path, what: str) -> Iterator[io.BufferedReader]:
     """Open a file for reading, with a sentence for each way in which that can fail."""
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=_at_once) as file:
             yield file
     except FileNotFoundError:
         raise InputError(f"There is no {what} at `{path}`. Check the path.") from None
     except IsADirectoryError:
-        article = "an" if what[0] in "aeiouO" else "a"
         raise InputError(
-            f"Expected {article} {what} at `{path}`, but that is a directory."
+            f"Expected {_article(what)} {what} at `{path}`, but that is a directory."
         ) from None
     except InputError:
         raise
@@ -91,7 +139,7 @@ def _opened(path: str | Path, what: str) -> Iterator[io.BufferedReader]:
 
 def _unpack(data: bytes, path: str | Path, what: str) -> bytes:
     try:
-        plain = gzip.GzipFile(fileobj=io.BytesIO(data)).read(MAX_BYTES + 1)
+        plain = _read_bounded(gzip.GzipFile(fileobj=io.BytesIO(data)))
     except EOFError:
         raise InputError(
             f"The {what} `{path}` is cut off inside its gzip data. Make it again."
@@ -165,8 +213,9 @@ def write(path: str | Path, data: bytes) -> None:
     Write a file whole or not at all, gzipped if its name ends in ``.gz``.
 
     The data goes to a temporary file beside it first, which then takes its name; a reader or a
-    killed process never sees half of it. Links are followed, and what is no regular file (a pipe,
-    ``/dev/stdout``) is written to as it is. Equal data gives equal bytes.
+    killed process never sees half of it, and what killed processes left beside it is removed. Links
+    are followed, and what is no regular file (a pipe, ``/dev/stdout``) is written to as it is.
+    Equal data gives equal bytes.
 
     Raises
     ------
@@ -211,17 +260,53 @@ def check_writable(path: str | Path) -> None:
 def _replace(target: Path, data: bytes) -> None:
     if target.exists() and not os.access(target, os.W_OK):
         raise PermissionError(13, "Permission denied")
-    temporary = target.with_name(f".{target.name[:100]}.{secrets.token_hex(6)}")
+    _remove_leftovers(target.parent)
+    temporary = target.with_name(f"{_TEMPORARY}{secrets.token_hex(8)}")
     try:
-        with open(temporary, "xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, target)
+        with contextlib.ExitStack() as held:
+            with open(temporary, "xb") as file:
+                with contextlib.suppress(OSError):
+                    held.callback(os.close, _lock(temporary))
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, target)
     except BaseException:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """
+    Remove the temporary files of processes that were killed while they wrote.
+
+    Whoever writes one holds a lock on it, which ends with the process. One that has just been made
+    may not have its lock yet, so young ones stay.
+    """
+    young = time.time() - LEFTOVER_S
+    for path in folder.glob(f"{_TEMPORARY}*"):
+        with contextlib.suppress(OSError), contextlib.ExitStack() as held:
+            file = _lock(path)
+            held.callback(os.close, file)
+            state = os.fstat(file)
+            if stat.S_ISREG(state.st_mode) and state.st_mtime < young:
+                path.unlink()
+
+
+def _lock(path: Path) -> int:
+    """Open a file and lock it until it is closed, or raise OSError: locked, or no locks here."""
+    try:
+        import fcntl
+    except ImportError:  # not on Windows
+        raise OSError("There are no locks.") from None
+    file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(file)
+        raise
+    return file
 
 
 def append_line(path: str | Path, line: bytes) -> None:

@@ -10,7 +10,7 @@ Letters: ``N`` ops, ``T`` tensors, ``U`` uses, ``K`` co-location groups.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from placewright.arguments import expect_path, expect_type, read_vector
 from placewright.errors import InputError
 from placewright.graph_file import (
     MAX_DIMS,
@@ -89,11 +90,17 @@ class Graph:
     use_op: IdArray  # [U]
 
     def __post_init__(self) -> None:
+        expect_type(self.name, str, "name", "text")
         for field in fields(self):
             if field.type in _TYPES:
-                array = np.array(getattr(self, field.name), dtype=_TYPES[str(field.type)])
-                array.flags.writeable = False
+                array = read_vector(getattr(self, field.name), field.name, _TYPES[str(field.type)])
                 object.__setattr__(self, field.name, array)
+            elif field.name != "name":
+                expected = "a tuple with an entry for each op, tensor or group"
+                expect_type(getattr(self, field.name), (tuple, list), field.name, expected)
+                if field.type == "tuple[str, ...]":
+                    for word in getattr(self, field.name):
+                        expect_type(word, str, field.name, "a tuple of texts")
         _check_lengths(self)
         _check_ops(self)
         _check_tensors(self)
@@ -113,6 +120,7 @@ class Graph:
             An op has a value that a graph file could not have; the ops cannot be wired (see
             `placewright.graph_file.wire`); or they are not valid.
         """
+        expect_type(ops, Iterable, "ops", "a list of `Op`")
         return cls(name=name, **fields_of(wire(check_ops(ops))))
 
     @classmethod
@@ -125,6 +133,7 @@ class Graph:
         InputError
             The file cannot be read, is not a graph file, or describes no valid graph.
         """
+        expect_path(path, "path")
         name, ops = read_ops(path)
         try:
             return cls(name=name, **fields_of(wire(ops)))
@@ -137,6 +146,7 @@ class Graph:
 
         Loading it gives back the same graph, array for array.
         """
+        expect_path(path, "path")
         write_ops(path, self.name, self.describe())
 
     def describe(self) -> list[Op]:

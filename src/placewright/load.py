@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from placewright import files
+from placewright.arguments import expect_flag, expect_function, expect_path, expect_type
 from placewright.cluster import Cluster
 from placewright.errors import InputError
 from placewright.execute.op_times import measured_costs
@@ -58,6 +59,9 @@ def load_model(model: str | Path, *, dims: Mapping[str, int] | None = None) -> G
     InputError
         It is none of these, or it cannot be captured.
     """
+    expect_path(model, "model")
+    if dims is not None:
+        expect_type(dims, Mapping, "dims", "a mapping from names to sizes")
     text = str(model)
     if dims and not text.endswith(".onnx"):
         raise InputError(f"`{text}` has no open dimensions; only ONNX files do.")
@@ -189,6 +193,7 @@ def load_cluster(cluster: str | Path) -> Cluster:
     InputError
         It is neither, or the file is wrong.
     """
+    expect_path(cluster, "cluster")
     if str(cluster) in Cluster.presets():
         return Cluster.preset(str(cluster))
     _check_path("cluster", cluster, Cluster.presets(), "the path of a `.toml` file")
@@ -227,6 +232,12 @@ def load_problem(
     InputError
         The cluster cannot be loaded, or `memory` cannot be read.
     """
+    expect_type(graph, Graph, "graph", "a `Graph`, such as `load_model` gives")
+    expect_path(cluster, "cluster")
+    if memory is not None:
+        expect_type(memory, str, "memory", "text such as `8GiB` or `60%`")
+    expect_flag(is_profiled, "is_profiled")
+    expect_function(say, "say", "a function of text")
     name = str(cluster)
     if name.endswith(TIGHT) and not os.path.exists(name):
         if memory is not None:

@@ -17,10 +17,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placewright import files
+from placewright.arguments import (
+    expect_flag,
+    expect_function,
+    expect_path,
+    expect_type,
+    expect_word,
+    read_array,
+    read_number,
+    read_whole,
+    refuse,
+)
 from placewright.bounds import Bounds, lower_bounds
 from placewright.coarsening import coarsen, split_cycles
 from placewright.errors import InputError
-from placewright.evaluate import Basis, Confirms, Evaluator, Objective, SimulatedEvaluator
+from placewright.evaluate import (
+    OBJECTIVES,
+    Basis,
+    Confirms,
+    Evaluator,
+    Objective,
+    SimulatedEvaluator,
+)
 from placewright.grouping import GROUPINGS
 from placewright.placers.auto import Auto, explain
 from placewright.placers.contiguous import contiguous_split
@@ -28,7 +46,7 @@ from placewright.placers.experts import BASELINES
 from placewright.placers.list_scheduling import heft, m_etf, m_sct, m_topo, peft
 from placewright.placers.partition import kahypar, metis, mincut, scotch
 from placewright.placers.repair import repair, why_nothing_fits
-from placewright.placers.run import Budget, Entry, Placement, Placer, Prepares, Run
+from placewright.placers.run import MAX_BUDGET_S, Budget, Entry, Placement, Placer, Prepares, Run
 from placewright.placers.search import SEARCHES
 from placewright.plan import Plan
 from placewright.policies.learned import POLICIES, Learned, with_options
@@ -185,6 +203,7 @@ class Result:
         InputError
             A file cannot be written.
         """
+        expect_path(folder, "folder")
         try:
             Path(folder).mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -258,6 +277,7 @@ def place(
         There is no such placer, a budget cannot be read, a library is missing, or a learned placer
         would take more memory than there is.
     """
+    _check_types(problem, objective, seed, progress, folder, tensorboard, overlap, resume)
     chosen = find_placer(placer, options)
     spend = budget_s if budget is None else budget
     limits = _read_budget(spend)
@@ -269,7 +289,7 @@ def place(
         limits,
         progress,
         _read_grouping(problem, grouping),
-        placer=placer if isinstance(placer, str) else type(placer).__name__,
+        placer=placer if isinstance(placer, str) else _name_of(placer),
         folder=None if folder is None else Path(folder),
         resumes=resume,
         tensorboard=None if tensorboard is None else Path(tensorboard),
@@ -305,14 +325,43 @@ def place(
     )
 
 
+def _check_types(
+    problem: Problem,
+    objective: Objective,
+    seed: int,
+    progress: Callable[[Run], None] | None,
+    folder: str | Path | None,
+    tensorboard: str | Path | None,
+    overlap: bool,
+    resume: bool,
+) -> None:
+    expect_type(problem, Problem, "problem", "a `Problem`")
+    expect_word(objective, OBJECTIVES, "objective")
+    read_whole(seed, "seed", 0)
+    expect_function(progress, "progress", "a function of a `Run`")
+    expect_flag(overlap, "overlap")
+    expect_flag(resume, "resume")
+    for name, path in (("folder", folder), ("tensorboard", tensorboard)):
+        if path is not None:
+            expect_path(path, name)
+
+
+def _name_of(placer: object) -> str:
+    return str(getattr(placer, "__name__", type(placer).__name__))
+
+
 def _spend(run: Run, placer: Placer) -> tuple[float, int]:
     """Place until the budget is spent, or Ctrl-C; give the seconds and samples that it took."""
     is_whole = False
     with contextlib.suppress(KeyboardInterrupt):  # the best so far is the answer
         placer(run)
         is_whole = True
+    if run.best is None and is_whole:
+        raise InputError(
+            f"Placer `{run.placer}` offers no placement; expected at least one `run.offer([...])`."
+        )
     if run.best is None:
-        raise KeyboardInterrupt
+        raise KeyboardInterrupt  # there is no answer to give
     spent = run.wall_s, run.num_samples
     if is_whole and isinstance(run.evaluator, Confirms):
         run.evaluator.evaluate([run.best])  # which may be known from before this run went on
@@ -327,6 +376,8 @@ def _check_evaluator(
 ) -> Evaluator | None:
     if evaluator is None:
         return None
+    if not all(hasattr(evaluator, name) for name in ("problem", "objective", "evaluate")):
+        refuse(evaluator, "evaluator", "an evaluator, such as `SimulatedEvaluator(problem)`")
     if evaluator.problem is not problem or evaluator.objective != objective:
         raise InputError(
             f"`evaluator` is for {evaluator.problem} and {evaluator.objective}; expected {problem}"
@@ -337,8 +388,6 @@ def _check_evaluator(
 
 def _check_run(run: Run, placer: Placer) -> None:
     """Refuse what a run cannot do before it spends its budget."""
-    if run.seed < 0:
-        raise InputError(f"`seed` is {run.seed}; expected a whole number that is not negative.")
     if isinstance(placer, Learned):
         if run.resumes and run.folder is None:
             raise InputError("There is nothing to go on with: `resume` needs a folder (`-o`).")
@@ -383,6 +432,10 @@ def find_placer(placer: str | Placer, options: Mapping[str, Any] | None = None) 
         if placer not in PLACERS:
             raise InputError(f"There is no placer `{placer}`. There are: {', '.join(PLACERS)}.")
         placer = PLACERS[placer]
+    elif not callable(placer):
+        refuse(placer, "placer", "a placer's name, or a function of a `Run`")
+    if options is not None:
+        expect_type(options, Mapping, "options", "a mapping from settings to values")
     if not options:
         return placer
     if not isinstance(placer, Learned):
@@ -393,8 +446,11 @@ def find_placer(placer: str | Placer, options: Mapping[str, Any] | None = None) 
 def _read_grouping(
     problem: Problem, grouping: str | NDArray[np.int64] | None
 ) -> NDArray[np.int64] | None:
+    if grouping is None:
+        return None
     if not isinstance(grouping, str):
-        return grouping
+        groups = read_array(grouping, "grouping", np.int64, (problem.num_ops,))
+        return np.unique(groups, return_inverse=True)[1]
     if grouping not in GROUPINGS:
         raise InputError(f"There is no grouping `{grouping}`. There are: {', '.join(GROUPINGS)}.")
     return GROUPINGS[grouping](problem)
@@ -405,4 +461,6 @@ def _read_budget(budget: str | Budget | float | None) -> Budget:
         return budget
     if isinstance(budget, str):
         return Budget.parse(budget)
-    return Budget(seconds=10.0 if budget is None else float(budget))
+    if budget is None:
+        return Budget(seconds=10.0)
+    return Budget(seconds=read_number(budget, "budget_s", 0, MAX_BUDGET_S))

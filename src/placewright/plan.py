@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 
 from placewright import files
+from placewright.arguments import expect_path, expect_type
 from placewright.errors import InputError
 from placewright.problem import Candidate, Discipline, Problem
 from placewright.timeline import Timeline
@@ -91,6 +92,7 @@ class Plan(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True
         budget: str | None = None,
     ) -> Plan:
         """Make a plan of a simulated candidate."""
+        expect_type(timeline, Timeline, "timeline", "a `Timeline`, such as `simulate` gives")
         problem, candidate = timeline.problem, timeline.candidate
         graph, cluster = problem.graph, problem.cluster
         devices = cluster.device_names
@@ -130,10 +132,12 @@ class Plan(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True
         InputError
             The file cannot be read or is not a plan.
         """
+        expect_path(path, "path")
         return files.read_json(path, cls, "plan file")
 
     def save(self, path: str | Path) -> None:
         """Save as a ``plan.json`` file, whole or not at all."""
+        expect_path(path, "path")
         files.write(path, msgspec.json.format(msgspec.json.encode(self), indent=1))
 
     def candidate(self, problem: Problem) -> Candidate:
@@ -146,6 +150,7 @@ class Plan(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True
             The graph or the cluster is another one (their fingerprints differ), or the plan does
             not fit it.
         """
+        expect_type(problem, Problem, "problem", "a `Problem`")
         for what, mine, theirs in (
             ("graph", self.graph, problem.graph),
             ("cluster", self.cluster, problem.cluster),

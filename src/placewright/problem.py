@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeAlias, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from placewright.arguments import WHOLE, expect_type, expect_word, show, to_array
 from placewright.cluster import Cluster
 from placewright.costs import MAX_TOTAL_PS, PS_PER_S, Costs
 from placewright.errors import InputError
@@ -50,8 +51,11 @@ class Problem:
     costs: Costs = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
+        expect_type(self.graph, Graph, "graph", "a `Graph`")
+        expect_type(self.cluster, Cluster, "cluster", "a `Cluster`, such as `load_cluster` gives")
         if self.costs is None:
             object.__setattr__(self, "costs", Costs.estimate(self.graph, self.cluster))
+        expect_type(self.costs, Costs, "costs", "`Costs`")
         if self.costs.op_ps.shape != (self.num_ops, self.num_devices):
             raise InputError(
                 f"`costs` is for {self.costs.op_ps.shape} (ops, devices); expected"
@@ -124,22 +128,14 @@ class Problem:
         if not isinstance(candidate, Candidate):
             candidate = Candidate(candidate)
         placement = self.check_placements(candidate.placement).copy()
-        if placement.ndim != 1:
-            raise InputError(
-                f"`placement` has shape {placement.shape}; expected ({self.num_ops},)."
-            )
         priorities = self.check_priorities(candidate.discipline, candidate.priorities)
-        if priorities is not None and priorities.ndim != 1:
-            raise InputError(
-                f"`priorities` has shape {priorities.shape}; expected ({self.num_ops},)."
-            )
         triggers = None if candidate.triggers is None else dict(candidate.triggers)
         _check_triggers(self, placement, triggers or {})
         return Candidate(placement, candidate.discipline, priorities, triggers)
 
     def check_placements(self, placements: ArrayLike) -> IdArray:
         """Check placements of any number of leading dimensions; the last one is the ops'."""
-        array = np.asarray(placements)
+        array = to_array(placements, "placement", _PLACEMENT)
         if array.ndim == 0 or array.shape[-1] != self.num_ops:
             length = array.shape[-1] if array.ndim else "no"
             raise InputError(
@@ -168,25 +164,13 @@ class Problem:
         self, discipline: str, priorities: ArrayLike | None
     ) -> NDArray[np.float64] | None:
         """Check a discipline and its priorities, whose last dimension is the ops'; copy them."""
-        known = get_args(Discipline)
-        if discipline not in known:
-            raise InputError(
-                f"`discipline` is {discipline!r}; expected {', '.join(known[:-1])} or {known[-1]}."
-            )
-        if (priorities is not None) != (discipline == "priority"):
-            raise InputError(
-                f"`discipline` is {discipline!r} and `priorities` are"
-                f" {'missing' if priorities is None else 'given'}; they go with 'priority' alone."
-            )
-        if priorities is None:
+        array = _read_priorities(discipline, priorities)
+        if array is None:
             return None
-        array = np.array(priorities, dtype=np.float64)
         if array.ndim == 0 or array.shape[-1] != self.num_ops:
             raise InputError(
                 f"`priorities` has shape {array.shape}; expected {self.num_ops} numbers, one an op."
             )
-        if not np.isfinite(array).all():
-            raise InputError("`priorities` holds a number that is not finite.")
         return array
 
 
@@ -197,12 +181,84 @@ class Candidate:
 
     `priorities` (highest first) belong to the discipline ``priority``. `triggers` replace the
     default ones for the fetches they name.
+
+    Types, and that priorities are finite and given where they belong, are checked here; what
+    depends on the problem, such as lengths, by `Problem.check`.
+
+    Raises
+    ------
+    InputError
+        `placement` does not hold whole numbers; `discipline` is unknown; priorities are missing,
+        superfluous or not finite; a trigger is not one of whole numbers.
     """
 
     placement: Any  # [N] device of every op
     discipline: Discipline = "fifo"
     priorities: Any = None  # [N]
     triggers: Triggers | None = None
+
+    def __post_init__(self) -> None:
+        given = self.placement
+        # Searches make very many of these, of arrays: those cost next to nothing here.
+        if not (isinstance(given, np.ndarray) and given.ndim == 1 and given.dtype.kind in "iu"):
+            object.__setattr__(self, "placement", _read_placement(given))
+        priorities = self.priorities
+        if priorities is not None or not _is_fifo(self.discipline):
+            priorities = _read_priorities(self.discipline, priorities)
+            if priorities is not None and priorities.ndim != 1:
+                raise InputError(
+                    f"`priorities` has shape {priorities.shape}; expected one number an op."
+                )
+            object.__setattr__(self, "priorities", priorities)
+        if self.triggers is not None:
+            object.__setattr__(self, "triggers", _read_triggers(self.triggers))
+
+
+_PLACEMENT = "the number of a device for each op"
+
+
+def _is_fifo(discipline: object) -> bool:
+    return isinstance(discipline, str) and discipline == "fifo"
+
+
+def _read_placement(given: object) -> NDArray[Any]:
+    array = to_array(given, "placement", _PLACEMENT)
+    if array.dtype.kind == "f" and array.size:
+        raise InputError(f"A placement holds {array.dtype} values; expected device numbers.")
+    if array.ndim != 1:
+        raise InputError(f"`placement` has shape {array.shape}; expected one device for each op.")
+    return array
+
+
+def _read_priorities(discipline: str, priorities: object) -> NDArray[np.float64] | None:
+    expect_word(discipline, get_args(Discipline), "discipline")
+    if (priorities is not None) != (discipline == "priority"):
+        raise InputError(
+            f"`discipline` is {discipline!r} and `priorities` are"
+            f" {'missing' if priorities is None else 'given'}; they go with 'priority' alone."
+        )
+    if priorities is None:
+        return None
+    array = np.array(to_array(priorities, "priorities", "a number for each op"), np.float64)
+    if not np.isfinite(array).all():
+        raise InputError("`priorities` holds a number that is not finite.")
+    return array
+
+
+def _read_triggers(given: object) -> dict[tuple[int, int], int]:
+    expected = "a mapping from (tensor, device) to an op, all of them numbers"
+    expect_type(given, Mapping, "triggers", expected)
+    triggers = {}
+    for key, op in given.items():  # type: ignore[attr-defined]
+        figures = (*key, op) if isinstance(key, tuple) else ()
+        if len(figures) != 3 or not all(isinstance(n, WHOLE) for n in figures):
+            raise InputError(
+                f"`triggers` holds {show(key)}: {show(op)}; expected {expected}, such as"
+                " `{(3, 0): -1}`."
+            )
+        tensor, device, after = (int(n) for n in figures)
+        triggers[tensor, device] = after
+    return triggers
 
 
 def _check_devices(problem: Problem) -> None:

@@ -18,11 +18,14 @@ from numpy.typing import ArrayLike, NDArray
 
 from placewright import _kernel
 from placewright._layout import layout_of
+from placewright.arguments import expect_type, read_whole
 from placewright.costs import PS_PER_S
 from placewright.errors import InputError
 from placewright.graph import FloatArray, IntArray
 from placewright.problem import Candidate, Discipline, Problem, Triggers
 from placewright.timeline import Timeline, Transfers
+
+MAX_THREADS = 1024
 
 
 def simulate(
@@ -60,9 +63,10 @@ def simulate(
     InputError
         The candidate does not fit the problem (see `Problem.check`).
     """
+    expect_type(problem, Problem, "problem", "a `Problem`")
     if not isinstance(placement, Candidate):
         placement = Candidate(placement, discipline, priorities, triggers)
-    elif (discipline, priorities, triggers) != ("fifo", None, None):
+    elif discipline != "fifo" or priorities is not None or triggers is not None:
         raise InputError("A `Candidate` brings its own order and triggers; give no others with it.")
     candidate = problem.check(placement)
     layout = layout_of(problem)
@@ -125,6 +129,7 @@ def simulate_many(
     InputError
         A placement does not fit the problem (see `Problem.check`).
     """
+    expect_type(problem, Problem, "problem", "a `Problem`")
     rows = problem.check_placements(placements)
     if rows.ndim != 2:
         raise InputError(f"`placements` has shape {rows.shape}; expected (B, {problem.num_ops}).")
@@ -134,11 +139,9 @@ def simulate_many(
         raise InputError(
             f"`priorities` has shape {order.shape}; expected ({problem.num_ops},) or {rows.shape}."
         )
-    if num_threads is not None and num_threads < 1:
-        raise InputError(f"`num_threads` is {num_threads}; expected at least 1.")
     layout = layout_of(problem)
     makespan_ps, peak_bytes = _results(problem, count)
-    threads = min(num_threads or _num_cores(), max(count, 1))
+    threads = min(_read_threads(num_threads), max(count, 1))
 
     def run(part: slice) -> None:
         each = order[part] if order is not None and order.ndim == 2 else order
@@ -165,6 +168,12 @@ def simulate_many(
             list(pool.map(run, parts))
     over = np.maximum(peak_bytes - problem.cluster.memory_bytes, 0).sum(axis=1)
     return Batch(makespan_ps / PS_PER_S, over, peak_bytes)
+
+
+def _read_threads(num_threads: int | None) -> int:
+    if num_threads is None:
+        return _num_cores()
+    return read_whole(num_threads, "num_threads", 1, MAX_THREADS)
 
 
 def warm_up(problem: Problem) -> None:
@@ -213,9 +222,10 @@ def default_triggers(
     dict
         (tensor, device) -> op, or -1 for time 0.
     """
+    expect_type(problem, Problem, "problem", "a `Problem`")
     checked = problem.check(placement)
-    if window_bytes is not None and not 0 <= window_bytes < 2**62:
-        raise InputError(f"`window_bytes` is {window_bytes}; expected a number of bytes.")
+    if window_bytes is not None:
+        window_bytes = read_whole(window_bytes, "window_bytes", 0)
     layout = layout_of(problem)
     with layout.work() as work:
         window = -1 if window_bytes is None else window_bytes

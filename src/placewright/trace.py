@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 
 from placewright import files
+from placewright.arguments import expect_path, expect_type
 from placewright.timeline import Timeline
 
 _DEVICES, _CHANNELS = 1, 2
@@ -37,6 +38,8 @@ def save_trace(timeline: Timeline, path: str | Path) -> None:
 
     Times are in microseconds, as the format wants, with a nanosecond's precision.
     """
+    expect_type(timeline, Timeline, "timeline", "a `Timeline`, such as `simulate` gives")
+    expect_path(path, "path")
     trace = {"displayTimeUnit": "ns", "traceEvents": trace_events(timeline)}
     files.write(path, msgspec.json.encode(trace))
 

@@ -1,8 +1,9 @@
 """
 The command line: one function a subcommand, no logic; a module for each family of commands.
 
-Exit codes: 0 fine, 1 the placement does not fit memory, 2 the input is wrong. With ``--json`` the
-result, and nothing else, goes to standard output; words for people go to standard error.
+Exit codes: 0 fine, 1 the placement does not fit memory, 2 the input is wrong, 130 stopped by Ctrl-C
+before there was an answer. With ``--json`` the result, and nothing else, goes to standard output;
+words for people go to standard error.
 """
 
 from __future__ import annotations

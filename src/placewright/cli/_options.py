@@ -11,7 +11,8 @@ ModelArgument = Annotated[
     typer.Argument(
         metavar="MODEL",
         help="A model's name (see `placewright list models`), a `.graph.json`, `.onnx` or `.pt2`"
-        " file, or `file.py:function` that returns a PyTorch module and its inputs.",
+        " file, or `file.py:function` that returns a PyTorch module and its inputs (this runs"
+        " `file.py`).",
         show_default=False,
     ),
 ]

@@ -31,7 +31,11 @@ TICK_S = 1.0
 
 @contextmanager
 def user_errors() -> Iterator[None]:
-    """Turn a wrong input, or an output that cannot be written, into a sentence and exit code 2."""
+    """
+    Turn what ends a command early into a sentence.
+
+    The exit code is 2 for a wrong input and an output that cannot be written, 130 for Ctrl-C.
+    """
     from placewright.errors import InputError
 
     try:
@@ -39,6 +43,9 @@ def user_errors() -> Iterator[None]:
     except InputError as error:
         typer.echo(f"placewright: {error}", err=True)
         raise typer.Exit(2) from None
+    except KeyboardInterrupt:
+        typer.echo("placewright: Stopped before there was an answer.", err=True)
+        raise typer.Exit(130) from None
     except OSError as error:
         typer.echo(f"placewright: The result cannot be written: {error.strerror}.", err=True)
         sys.stdout = None  # what is left in its buffer would only fail again at exit

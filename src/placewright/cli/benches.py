@@ -76,7 +76,9 @@ def bench(
     jobs: Annotated[int, typer.Option(min=1, help="How many cells run at once.")] = 1,
     threads: Annotated[
         Optional[int],
-        typer.Option(min=1, help="Cores for each cell.  [default: all, shared among jobs]"),
+        typer.Option(
+            min=1, max=1024, help="Cores for each cell.  [default: all, shared among jobs]"
+        ),
     ] = None,
     retry: Annotated[bool, typer.Option("--retry", help="Run again what failed.")] = False,
     render_only: Annotated[

@@ -26,7 +26,7 @@ def measure(
         typer.Argument(
             metavar="MODEL",
             help="What the plans are for, as something that can be run: a model's name,"
-            " `file.py:function`, or a `.pt2` file.",
+            " `file.py:function` (this runs `file.py`), or a `.pt2` file.",
             show_default=False,
         ),
     ],

@@ -30,7 +30,7 @@ def profile(
         typer.Argument(
             metavar="MODEL",
             help="A model's name (see `placewright list models`), `file.py:function` that returns a"
-            " PyTorch module and its inputs, or a `.pt2` file.",
+            " PyTorch module and its inputs (this runs `file.py`), or a `.pt2` file.",
             show_default=False,
         ),
     ],

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from placewright.arguments import expect_flag, expect_type
 from placewright.carrying import Placing
 from placewright.errors import InputError
 from placewright.execute.call_effects import (
@@ -99,6 +100,8 @@ def apply(
         The plan is for another model, for devices that are not here, or needs more memory than
         there is; or the module does something that a plan cannot.
     """
+    expect_type(plan, Plan, "plan", "a `Plan`")
+    expect_flag(train, "train")
     step = capture(
         module,
         inputs,

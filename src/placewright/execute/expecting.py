@@ -14,8 +14,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from placewright.arguments import expect_type, expect_word
 from placewright.errors import InputError
-from placewright.evaluate import Basis, Evaluations, Objective
+from placewright.evaluate import OBJECTIVES, Basis, Evaluations, Objective, check_candidates
 from placewright.execute.calibration import (
     COVERAGE,
     Calibration,
@@ -111,6 +112,8 @@ class ExpectedEvaluator:
     basis: ClassVar[Basis] = "expected"
 
     def __post_init__(self) -> None:
+        expect_type(self.problem, Problem, "problem", "a `Problem`")
+        expect_word(self.objective, OBJECTIVES, "objective")
         if self.objective != "latency":
             raise InputError("Only `latency` is known of real devices, one step after the other.")
 
@@ -128,6 +131,7 @@ class ExpectedEvaluator:
 
     def evaluate(self, candidates: Sequence[Candidate]) -> Evaluations:
         """Simulate candidates for their order, and replay them."""
+        check_candidates(self.problem, candidates)
         self.num_samples += len(candidates)
         lines = [simulate(self.problem, candidate) for candidate in candidates]
         constants = Constants() if self.calibration is None else self.calibration.constants

@@ -19,8 +19,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from placewright.arguments import expect_type, expect_word, read_number, read_whole
 from placewright.errors import InputError
-from placewright.evaluate import Basis, Evaluations, Objective
+from placewright.evaluate import OBJECTIVES, Basis, Evaluations, Objective, check_candidates
 from placewright.execute._jobs import memory_caps
 from placewright.execute._lanes import whole_gpu
 from placewright.execute._probe_memory import GPU_HEADROOM_BYTES
@@ -114,10 +115,16 @@ class MeasuredEvaluator:
     basis: ClassVar[Basis] = "measured"
 
     def __post_init__(self) -> None:
+        expect_type(self.problem, Problem, "problem", "a `Problem`")
+        expect_word(self.objective, OBJECTIVES, "objective")
         if self.objective != "latency":
             raise InputError("Only `latency` can be measured, one step after the other.")
-        if self.prescreen is not None and not self.prescreen >= 1:
-            raise InputError(f"`prescreen` is {self.prescreen}; expected a factor of at least 1.")
+        expect_type(self.model, str, "model", "text: a name of the zoo, or what can be run")
+        if self.prescreen is not None:
+            read_number(self.prescreen, "prescreen", 1)
+        for name in ("num_warm_up", "num_steps", "num_finalists"):
+            read_whole(getattr(self, name), name, 0 if name == "num_warm_up" else 1)
+        read_number(self.limit_s, "limit_s", 0)
         find_devices(self.problem.cluster.device_names)  # refuses those that are not here
         self._best_simulated_s = np.inf
         self._template = Template(self.model)
@@ -150,6 +157,7 @@ class MeasuredEvaluator:
 
     def evaluate(self, candidates: Sequence[Candidate]) -> Evaluations:
         """Measure candidates; those that were measured before are not measured again."""
+        check_candidates(self.problem, candidates)
         self.prepare()
         keys = [_key(candidate) for candidate in candidates]
         new = {

@@ -24,6 +24,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from placewright.arguments import expect_type, read_whole
 from placewright.cluster import Cluster
 from placewright.errors import InputError
 from placewright.execute._cores import own_cores
@@ -159,6 +160,15 @@ def measure(
         The model cannot be run; a plan is for another model or for devices that are not here, or
         needs more memory than is free.
     """
+    expect_type(model, str, "model", "text: a name of the zoo, or what can be run")
+    expect_type(plans, Mapping, "plans", "plans by a name for each")
+    for plan in plans.values():
+        expect_type(plan, Plan, "plans", "plans by a name for each")
+    if cluster is not None:
+        expect_type(cluster, Cluster, "cluster", "a `Cluster`")
+    if effort is not None:
+        expect_type(effort, Effort, "effort", "an `Effort`")
+    read_whole(seed, "seed", 0)
     if EAGER in plans:
         raise InputError(f"A plan is called `{EAGER}`, as what it is measured beside. Rename it.")
     effort = effort or Effort()

@@ -206,7 +206,7 @@ def _is_core(name: str) -> bool:
 
 # --- The files. ---
 
-_Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0)]
+_Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1e6)]  # eleven days
 
 
 class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -215,7 +215,7 @@ class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     time_s: _Seconds  # the median of the samples
     spread_s: _Seconds  # the median of their distances from it
     num_samples: int
-    scratch_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0  # held meanwhile, see `Costs`
+    scratch_bytes: Annotated[int, msgspec.Meta(ge=0, lt=2**62)] = 0  # held meanwhile, see `Costs`
     idle_gain_s: _Seconds = 0.0  # less, while other cores idle, see `Costs`
 
 

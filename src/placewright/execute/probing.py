@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from placewright import __version__
+from placewright.arguments import expect_function, expect_type
 from placewright.cluster import Cluster
 from placewright.costs import PS_PER_S, Costs
 from placewright.errors import InputError
@@ -71,6 +72,13 @@ def probe(
     InputError
         A device is not there or is named twice, or has too little free memory to be measured.
     """
+    if devices is not None:
+        expect_type(devices, (tuple, list), "devices", _NAMES)
+        for device in devices:
+            expect_type(device, str, "devices", _NAMES)
+    if name is not None:
+        expect_type(name, str, "name", "text")
+    expect_function(progress, "progress", "a function of text")
     found = _find(devices)
     say = progress or (lambda _: None)
     lanes = [Lane(device) for device in found]
@@ -95,6 +103,9 @@ def probe(
         for lane in lanes:
             lane.close()
     return _build(name or "this-machine", found, [measured[d] for d in range(len(found))], links)
+
+
+_NAMES = "names of devices, such as `('cpu', 'cuda:0')`"
 
 
 def _find(names: Sequence[str] | None) -> tuple[RealDevice, ...]:

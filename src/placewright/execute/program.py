@@ -15,8 +15,8 @@ Rules:
   there. What is resident (a parameter) a GPU fetches where the sequence says so; and what is
   resident on a GPU its lane lends to a CPU there, but not in the middle of a segment.
 * What an op makes out of nothing (``zeros``) it makes on its own device.
-* A result that something looks at by its strides (`as_strided`) gets the strides that were captured,
-  where a device's kernel has given it others; a view that those do not allow is a copy.
+* A result that something looks at by its strides (`as_strided`) gets those that were captured,
+  where a device's kernel has given it others; a view that these do not allow is a copy.
 * An op that draws random numbers has a generator seeded by the step and the op's name, so that
   what it draws does not depend on the placement; one that is computed again in the backward pass
   (`torch.utils.checkpoint`) has that of the first time.

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from placewright.arguments import expect_type
 from placewright.errors import InputError
 from placewright.execute.call_effects import (
     check_offsets,
@@ -28,6 +29,7 @@ from placewright.execute.devices import Lanes, find_devices
 from placewright.execute.placed import PlacedStep, placing_of, whole_step
 from placewright.execute.program import Parts
 from placewright.execute.residents import Residents
+from placewright.frontends._checks import check_arguments, check_module
 from placewright.frontends._modules import named_tensors
 from placewright.frontends._optimizers import STATE_KEYS, Updater, make_optimizer, read_optimizer
 from placewright.frontends._structures import Real, Scan, made_in, swap_leaves
@@ -82,6 +84,9 @@ class TrainStep:
         graphs: bool = True,
         compiles: bool = False,
     ) -> None:
+        expect_type(plan, Plan, "plan", "a `Plan`")
+        check_module(module, train=True)
+        check_arguments(inputs, kwargs)
         self.module = module
         self.optimizer = (
             make_optimizer(optimizer, module) if isinstance(optimizer, str) else optimizer

@@ -8,11 +8,13 @@ code, weights without a shape, and tensors that are not dense.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
+from placewright.arguments import expect_type
 from placewright.errors import InputError
 
 _PARALLEL = ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel")
@@ -20,6 +22,22 @@ _PARALLEL = ("DataParallel", "DistributedDataParallel", "FullyShardedDataParalle
 
 _QUANTIZED = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized")
 """Packages of modules whose weights are packed."""
+
+
+def check_arguments(inputs: Any, kwargs: Any) -> None:
+    """
+    Check that what is passed by name is named by text.
+
+    Raises
+    ------
+    InputError
+        It is not.
+    """
+    if kwargs is not None:
+        expect_type(kwargs, Mapping, "kwargs", "a mapping from names to arguments")
+    for field, given in (("inputs", inputs), ("kwargs", kwargs)):
+        for name in given if isinstance(given, Mapping) else ():
+            expect_type(name, str, field, "a mapping from names to arguments")
 
 
 def check_module(module: Any, *, train: bool = True) -> None:

@@ -221,6 +221,8 @@ def _fetch(what: str, tensor: onnx.TensorProto, held: Type, folder: Path, num_by
     try:
         offset = int(entries.get("offset", 0))
         length = int(entries.get("length", held.bytes))
+        if (folder / location).exists() and not (folder / location).is_file():
+            raise OSError(0, "it is no file")  # a pipe would keep whoever opens it waiting
         with open(folder / location, "rb") as file:
             size = file.seek(0, 2)
             file.seek(max(offset, 0))

@@ -101,6 +101,8 @@ class Shapes:
         source, schema = self.source, self._schema(node)
         if schema is None:
             return {}
+        if standard_name(node) == "Split":
+            self._check_split(node)
         inputs = [tensor for tensor in node.input if tensor]
         types = {
             tensor: helper.make_tensor_type_proto(
@@ -127,6 +129,42 @@ class Shapes:
             if tensor not in made or not made[tensor].tensor_type.HasField("shape"):
                 made[tensor] = types[node.input[0]]
         return made
+
+    def _check_split(self, node: onnx.NodeProto) -> None:
+        """Refuse counts and sizes that do not fit: onnx would abort the process, or never end."""
+        said = {attribute.name: attribute for attribute in node.attribute}
+        count = len(node.output)
+        if "num_outputs" in said and said["num_outputs"].i != count:
+            raise InputError(
+                f"{sentence(describe(node))} has `num_outputs` {said['num_outputs'].i}, and outputs"
+                f" {count}; expected the same number. Export the model again."
+            )
+        axis, given = said["axis"].i if "axis" in said else 0, self.source.types.get(node.input[0])
+        if given is None or not -len(given.shape) <= axis < len(given.shape):
+            return  # which onnx refuses itself
+        size = given.shape[axis]
+        parts = self._split_sizes(node, size)
+        if parts is not None and (len(parts) != count or min(parts) < 0 or sum(parts) != size):
+            listed = ", ".join(map(str, parts[:8])) + (", ..." if len(parts) > 8 else "")
+            raise InputError(
+                f"{sentence(describe(node))} splits dimension {axis} of {given} into [{listed}];"
+                f" expected {count} sizes for its {count} outputs, none below zero, that make"
+                f" {size} together. Check `dims` and the model."
+            )
+
+    def _split_sizes(self, node: onnx.NodeProto, size: int) -> list[int] | None:
+        """Give the sizes that a node splits a dimension into; None if they are not known yet."""
+        for attribute in node.attribute:
+            if attribute.name == "split":
+                return [*attribute.ints]
+        if len(node.input) > 1 and node.input[1]:
+            value = self.source.values.get(node.input[1])
+            if value is None or value.dtype.kind != "i":
+                return None
+            return [*map(int, value.ravel())]
+        count = len(node.output)
+        part = -(-size // count)
+        return [part] * (count - 1) + [size - part * (count - 1)]
 
     def _schema(self, node: onnx.NodeProto) -> onnx.defs.OpSchema | None:
         """Find what onnx knows of a node's op."""

@@ -458,8 +458,8 @@ def _check_lists(func: Any, args: Any, writes: Sequence[Value]) -> None:
     if any(tensor.requires_grad for tensor in _tensors(args[0])):
         name = func._schema.name.partition("::")[2]
         raise InputError(
-            f"`forward` calls `{name}` on tensors that have gradients, which PyTorch does not trace."
-            " Overwrite the tensors one by one."
+            f"`forward` calls `{name}` on tensors that have gradients, which PyTorch does not"
+            " trace. Overwrite the tensors one by one."
         )
 
 

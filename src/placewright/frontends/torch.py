@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from placewright.arguments import expect_flag, expect_type
 from placewright.errors import InputError
 from placewright.graph import Graph
 
@@ -31,7 +32,7 @@ except ImportError:
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from placewright.frontends._checks import check_module
+from placewright.frontends._checks import check_arguments, check_module
 from placewright.frontends._explain import explained
 from placewright.frontends._fold import Entry, fold
 from placewright.frontends._hooks import hooks_once
@@ -226,6 +227,10 @@ def capture(
     InputError
         The module cannot be captured; the message names the op or the line and what to do.
     """
+    if name is not None:
+        expect_type(name, str, "name", "text")
+    expect_flag(train, "train")
+    expect_flag(sums_at_end, "sums_at_end")
     trace = _read_step(module, inputs, kwargs, train, loss, targets, optimizer)
     return _trace(module, trace, has_gradients=bool(train), name=name, sums_at_end=sums_at_end)
 
@@ -266,6 +271,7 @@ def _read_step(
 ) -> Callable[[_Step], None]:
     """Check what a step is described by, and give the function that traces it."""
     check_module(module, train=train)
+    check_arguments(inputs, kwargs)
     if not train and (loss is not None or optimizer is not None):
         raise InputError("`loss` and `optimizer` belong to a training step; pass `train=True`.")
     if loss is not None and not callable(loss):

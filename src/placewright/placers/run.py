@@ -18,12 +18,17 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from placewright.arguments import expect_type, read_number, read_whole, refuse
 from placewright.errors import InputError
 from placewright.evaluate import Evaluations, Evaluator
 from placewright.problem import Candidate, Problem
 from placewright.units import parse_time
 
 Placement = NDArray[np.int64]  # [N]
+
+MAX_BUDGET_S = 1e9
+MAX_BUDGET_LETTERS = 100
+_BUDGET = "text such as `60s`, `5000 samples` or `60s, idle 10s`"
 
 MEAN_EVERY, MEAN_SHARE = 32, 0.02
 """The history has the samples' mean after so many, and so large a share of all, since the last."""
@@ -35,11 +40,23 @@ class Budget:
     When a run is over: after so many seconds, samples, or seconds without improvement.
 
     What is None does not end it; a run whose budget is all None ends when its placer does.
+
+    Raises
+    ------
+    InputError
+        One is negative, not finite or no number.
     """
 
     seconds: float | None = None
     samples: int | None = None
     idle_seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("seconds", "idle_seconds"):
+            if getattr(self, name) is not None:
+                read_number(getattr(self, name), name, 0, MAX_BUDGET_S)
+        if self.samples is not None:
+            read_whole(self.samples, "samples", 0)
 
     @classmethod
     def parse(cls, text: str) -> Budget:
@@ -51,6 +68,9 @@ class Budget:
         InputError
             It cannot be read.
         """
+        expect_type(text, str, "budget", _BUDGET)
+        if len(text) > MAX_BUDGET_LETTERS:
+            refuse(text, "budget", _BUDGET)
         found: dict[str, float | int] = {}
         for part in text.split(","):
             words = part.strip()
@@ -63,8 +83,6 @@ class Budget:
                 found["seconds"] = 60 * float(words[:-3])
             else:
                 found["seconds"] = parse_time(words, "`budget`")
-        if any(value < 0 for value in found.values()):
-            raise InputError(f"The budget `{text}` is negative; expected `60s` or `5000 samples`.")
         return cls(**found)  # type: ignore[arg-type]
 
     def __str__(self) -> str:
@@ -175,6 +193,8 @@ class Run:
 
     def offer_candidates(self, candidates: Sequence[Candidate]) -> Evaluations:
         """Evaluate candidates, of which there must be one, and keep the best."""
+        if not len(candidates):
+            raise InputError(f"Placer `{self.placer}` offers an empty list; expected candidates.")
         found = self.evaluator.evaluate(candidates)
         k = found.best
         if found.key(k) < self.key:

@@ -11,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import msgspec
 import numpy as np
 
 from placewright import files
+from placewright.arguments import read_number
 from placewright.errors import InputError
 from placewright.graph import BoolArray, FloatArray
 from placewright.report._figure import (
@@ -49,15 +50,21 @@ CAPTION = (
 )
 
 
+MAX_S, MAX_SAMPLES = 1e12, 2**53
+"""What a history's figures may be; past these no axis can show them."""
+
+_Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=MAX_S)]
+
+
 class Point(msgspec.Struct, frozen=True):
     """One entry of a history: the best so far, or the mean of recent samples too."""
 
-    wall_s: float
-    samples: int
-    objective_s: float
+    wall_s: _Seconds
+    samples: Annotated[int, msgspec.Meta(ge=0, le=MAX_SAMPLES)]
+    objective_s: _Seconds
     overflow_bytes: int = 0
     placer: str = ""
-    mean_s: float | None = None
+    mean_s: _Seconds | None = None
     measured: bool = False  # on real devices, not simulated
     expected: bool = False  # on this machine, by simulation
 
@@ -143,9 +150,12 @@ def draw_curves(
     Raises
     ------
     InputError
-        There is no run, matplotlib is missing, or the file cannot be written.
+        There is no run, a time cannot be shown, matplotlib is missing, or the file cannot be
+        written.
     """
     check_picture_path(path)
+    for name, time_s in (references or {}).items():
+        read_number(time_s, name, 0, MAX_S)
     if not runs or not all(run.points for run in runs):
         raise InputError("There is nothing to draw; expected runs with at least one point each.")
     if title is None:
