@@ -42,6 +42,9 @@ _LIFT_COPY = torch.ops.aten.lift_fresh_copy.default
 _RECURRENT = torch.ops.aten.mkldnn_rnn_layer.default
 _MARK = "_placewright_value"
 
+_TURNS = ("transpose_", "t_", "swapaxes_", "swapdims_")
+"""Changes of a view's own strides that PyTorch's autograd loses while a dispatch mode is on."""
+
 # These overwrite running statistics although their schemas do not say so.
 _SILENT_WRITES: dict[Any, tuple[int, ...]] = {
     torch.ops.aten.native_batch_norm.default: (3, 4),
@@ -290,6 +293,12 @@ class Recorder(TorchDispatchMode):
             raise InputError(
                 f"`forward` calls `{name}` on a tensor that the module has, which would change its"
                 f" shape for good. Use `{name.removesuffix('_')}`, which makes a new tensor."
+            )
+        is_followed = torch.is_grad_enabled() and tensor.requires_grad
+        if name in _TURNS and is_followed and tensor._is_view():
+            raise InputError(
+                f"`forward` calls `{name}` on a view that has a gradient, which PyTorch does not"
+                f" trace. Use `{name.removesuffix('_')}`, which makes a new tensor."
             )
         result = func(*args, **kwargs)
         if name == "detach_":
