@@ -295,10 +295,10 @@ class Recorder(TorchDispatchMode):
                 f" shape for good. Use `{name.removesuffix('_')}`, which makes a new tensor."
             )
         is_followed = torch.is_grad_enabled() and tensor.requires_grad
-        if name in _TURNS and is_followed and tensor._is_view():
+        if name in _TURNS and is_followed and (tensor._is_view() or self._has_views(before)):
             raise InputError(
-                f"`forward` calls `{name}` on a view that has a gradient, which PyTorch does not"
-                f" trace. Use `{name.removesuffix('_')}`, which makes a new tensor."
+                f"`forward` calls `{name}` on a tensor that has a gradient and views, which PyTorch"
+                f" does not trace. Use `{name.removesuffix('_')}`, which makes a new tensor."
             )
         result = func(*args, **kwargs)
         if name == "detach_":
@@ -317,6 +317,10 @@ class Recorder(TorchDispatchMode):
         made = self._attach(tensor, node, before)
         self.tape.calls.append(self._call(node, view, (before,), (made,), (), 0.0))
         return result
+
+    def _has_views(self, base: Value) -> bool:
+        """Tell whether a tensor was looked at before."""
+        return any(made.parent is base for call in self.tape.calls for made in call.makes)
 
     def _as_node(self, value: Any) -> Any:
         return self.value_of(value).node if isinstance(value, torch.Tensor) else value
